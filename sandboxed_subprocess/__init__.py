@@ -1,0 +1,61 @@
+"""Run commands that nobody has read: `subprocess`, in the tightest sandbox the host offers.
+
+    import sandboxed_subprocess as subprocess
+"""
+
+from __future__ import annotations
+
+import subprocess as _stdlib
+from subprocess import DEVNULL, PIPE, STDOUT, CalledProcessError, SubprocessError, TimeoutExpired, list2cmdline
+from typing import TYPE_CHECKING
+
+from . import danger
+from ._errors import (
+    CommandRejected,
+    LimitExceeded,
+    PolicyError,
+    SandboxError,
+    SandboxSetupError,
+    SandboxUnavailable,
+)
+from ._policy import Environment, Glob, Limits, Policy
+from ._popen import (
+    CompletedProcess,
+    Popen,
+    call,
+    check_call,
+    check_output,
+    getoutput,
+    getstatusoutput,
+    run,
+)
+from ._prepare import SandboxWarning, default_policy, set_default_policy
+from ._report import Enforcement, Report, Usage, Violation
+from .network._rules import NetworkRule, network_rule
+
+__version__ = "0.1.0"
+
+# The stdlib's names first. Nothing comes in by a star: a spawner that a later CPython adds must not arrive unsandboxed.
+__all__ = [
+    "Popen", "PIPE", "STDOUT", "call", "check_call", "getstatusoutput", "getoutput", "check_output", "run",
+    "CalledProcessError", "DEVNULL", "SubprocessError", "TimeoutExpired", "CompletedProcess",
+    "CommandRejected", "Enforcement", "Environment", "Glob", "LimitExceeded", "Limits", "NetworkRule", "Policy",
+    "PolicyError", "Report", "SandboxError", "SandboxSetupError", "SandboxUnavailable", "SandboxWarning", "Usage",
+    "Violation", "danger", "default_policy", "network_rule", "set_default_policy",
+]  # fmt: skip
+
+# Windows constants and STARTUPINFO: values and classes, nothing that spawns.
+for _name in _stdlib.__all__:
+    _value = getattr(_stdlib, _name)
+    if _name not in __all__ and (isinstance(_value, int) or _name == "STARTUPINFO"):
+        globals()[_name] = _value
+        __all__.append(_name)
+del _name, _value
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """The stdlib module's private names, which its users' tests reach for; never a public callable."""
+        if name.startswith("_") and not name.startswith("__") and hasattr(_stdlib, name):
+            return getattr(_stdlib, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

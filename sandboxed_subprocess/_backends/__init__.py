@@ -1,0 +1,110 @@
+"""The backends: which there are, which work here, and which one a plan gets.
+
+To add one: write a module with `detect()`, which returns a working `Backend` or raises `Missing(reason)`, and name it
+in `PREFERENCE`. A backend has `features` and `wrap(plan)`; it rewrites, it never spawns.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+from typing import TYPE_CHECKING, Protocol
+
+from .._errors import Missing, PolicyError, SandboxUnavailable
+from .._plan import Feature, Plan
+from .._report import Enforcement, Report
+
+if TYPE_CHECKING:
+    from .._launch import Launch
+
+
+class Backend(Protocol):
+    """What enforces plans.
+
+    Attributes:
+        name: as in `PREFERENCE` and `Report.backend`.
+        kind: what the marker …_TYPE says.
+        features: what it can enforce on this host.
+        why_not: reasons for features that it lacks here.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def features(self) -> frozenset[Feature]: ...
+    @property
+    def why_not(self) -> dict[Feature, str]: ...
+    def wrap(self, plan: Plan, report: Report) -> Launch: ...
+
+
+PREFERENCE: dict[str, dict[str, str]] = {
+    "linux": {"namespaces": "linux_namespaces"},
+    "darwin": {},
+    "win32": {},
+}
+
+_lock = threading.Lock()
+_found: dict[str, Backend | Missing] = {}
+
+
+def detect(name: str) -> Backend | Missing:
+    """The backend, or why it does not work here. Tried once in each process."""
+    known = _found.get(name)
+    if known is None:
+        with _lock:
+            known = _found.get(name)
+            if known is None:
+                module = importlib.import_module(f".{PREFERENCE[sys.platform][name]}", __name__)
+                try:
+                    known = module.detect()
+                except Missing as missing:
+                    known = missing
+                _found[name] = known
+    return known
+
+
+def names() -> tuple[str, ...]:
+    return tuple(PREFERENCE.get(sys.platform, {}))
+
+
+def choose(features: frozenset[Feature], *, forced: str | None = None, strict: bool = True) -> tuple[Backend, Report]:
+    """The backend for what a policy needs, and a report that says what will be missing.
+
+    Raises:
+        PolicyError: `forced` is not a backend of this platform.
+        SandboxUnavailable: nothing here works; or, if `strict`, nothing here has every feature.
+    """
+    if forced is not None and forced not in names():
+        raise PolicyError(f"backend={forced!r}: on this platform there are {', '.join(names()) or 'none'}")
+    reasons: dict[str, str] = {}
+    advice = ""
+    best: tuple[int, Backend, frozenset[Feature]] | None = None
+    for name in (forced,) if forced else names():
+        backend = detect(name)
+        if isinstance(backend, Missing):
+            reasons[name] = backend.reason
+            advice = advice or backend.advice
+            continue
+        gaps = features - backend.features
+        if not gaps:
+            return backend, Report(backend=backend.name, enforcement=Enforcement.FULL)
+        ordered = sorted(gaps, key=lambda f: f.name)
+        reasons[name] = "cannot enforce " + ", ".join(
+            f.value + (f" ({backend.why_not[f]})" if f in backend.why_not else "") for f in ordered
+        )
+        if best is None or len(gaps) < best[0]:
+            best = (len(gaps), backend, gaps)
+    if not reasons:
+        reasons[sys.platform] = "no backend for this platform yet"
+    if best is None or strict:
+        if best is not None:
+            advice = advice or (
+                "Remove what cannot be enforced from the policy; enforcement='best-effort' runs without it and reports the gap"
+            )
+        raise SandboxUnavailable(reasons, advice)
+    report = Report(backend=best[1].name, enforcement=Enforcement.PARTIAL)
+    report.gaps = tuple(sorted(f.value for f in best[2]))
+    return best[1], report

@@ -1,0 +1,189 @@
+"""The system call filter, compiled with libseccomp through `pyseccomp`. Shared by the Linux backends.
+
+Default allow, with a list of what a sandboxed program has no business with. An allow-list would break programs with
+every new libc; what matters is that each entry of this list is really shut, on every ABI and with every argument.
+Arguments are compared in 32 bits, as the kernel uses them: a filter that compares 64 is passed by setting a high bit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import errno
+import functools
+import importlib
+import os
+import threading
+from typing import Any
+
+from .._errors import Missing
+
+_INT = 0xFFFFFFFF
+
+# Refused with EPERM, whatever the arguments.
+DENIED = (
+    """mount umount umount2 pivot_root chroot move_mount open_tree fsopen fsconfig fsmount fspick mount_setattr
+    init_module finit_module delete_module create_module query_module get_kernel_syms kexec_load kexec_file_load
+    bpf userfaultfd setns reboot swapon swapoff settimeofday clock_settime clock_settime64 clock_adjtime
+    clock_adjtime64 adjtimex stime acct quotactl quotactl_fd iopl ioperm syslog open_by_handle_at nfsservctl vhangup
+    sethostname setdomainname lookup_dcookie fanotify_init vm86 vm86old modify_ldt uselib _sysctl sysfs ustat
+    pidfd_getfd kcmp""".split()
+)
+# Newer than some libseccomp in use: by number, which is the same on every architecture since 5.0.
+DENIED_NUMBERS = {
+    "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433,
+    "pidfd_getfd": 438, "mount_setattr": 442, "quotactl_fd": 443, "open_tree_attr": 467,
+}  # fmt: skip
+EXCEPTIONS: dict[str, tuple[str, ...]] = {
+    "ptrace": ("ptrace", "process_vm_readv", "process_vm_writev"),
+    "perf_event": ("perf_event_open",),
+    "keyring": ("add_key", "request_key", "keyctl"),
+    "io_uring": ("io_uring_setup", "io_uring_enter", "io_uring_register"),
+}
+# Answered with ENOSYS: programs probe for these and fall back (glibc falls back from clone3 only on ENOSYS).
+# clone3 and openat2 keep their arguments in memory, where a filter cannot see them.
+ABSENT = {"clone3": 435, "openat2": 437}
+ABSENT_UNLESS_EXCEPTED = {"io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427}
+
+NAMESPACES = (
+    0x00020000,  # CLONE_NEWNS
+    0x02000000,  # CLONE_NEWCGROUP
+    0x04000000,  # CLONE_NEWUTS
+    0x08000000,  # CLONE_NEWIPC
+    0x10000000,  # CLONE_NEWUSER
+    0x20000000,  # CLONE_NEWPID
+    0x40000000,  # CLONE_NEWNET
+)
+_NEWTIME = 0x80  # unshare only: for clone these bits are the exit signal
+_FAMILIES = (1, 2, 10, 16)  # AF_UNIX, AF_INET, AF_INET6, AF_NETLINK (NETLINK_ROUTE only)
+_LAST_FAMILY = 63
+_IPPROTO_MPTCP = 262
+_PERSONALITY_BITS = 0x8 | 0x20000 | 0x40000  # PER_LINUX32, UNAME26, ADDR_NO_RANDOMIZE
+_SETID = (0o4000, 0o2000)
+_S_IFMT, _S_IFCHR, _S_IFBLK = 0o170000, 0o020000, 0o060000
+_O_CREAT, _O_TMPFILE = 0o100, 0o20000000
+
+_import_lock = threading.Lock()
+
+
+def _pyseccomp() -> Any:
+    """The module, without what its import does: `ctypes.util.find_library` runs gcc and ldconfig from PATH.
+
+    Raises:
+        Missing: libseccomp cannot be loaded.
+    """
+    original = ctypes.util.find_library
+
+    def find_library(name: str) -> str | None:
+        return {"seccomp": "libseccomp.so.2", "c": None}[name] if name in ("seccomp", "c") else original(name)
+
+    with _import_lock:
+        ctypes.util.find_library = find_library  # type: ignore[assignment]
+        try:
+            return importlib.import_module("pyseccomp")
+        except (ImportError, OSError, RuntimeError, AttributeError) as error:
+            raise Missing(
+                f"the system call filter cannot be compiled ({error})",
+                "Install libseccomp 2 (Debian, Ubuntu: apt install libseccomp2) and pip install pyseccomp",
+            ) from None
+        finally:
+            ctypes.util.find_library = original
+
+
+@functools.lru_cache(64)
+def compile_filter(exceptions: tuple[str, ...] = ()) -> bytes:
+    """A BPF program: an array of struct sock_filter (linux/filter.h) in native byte order.
+
+    Raises:
+        Missing: libseccomp cannot be loaded.
+    """
+    scmp = _pyseccomp()
+    f = scmp.SyscallFilter(scmp.ALLOW)
+    eperm = scmp.ERRNO(errno.EPERM)
+
+    def number(name: str, fallback: int | None = None) -> int | None:
+        """The system call's number here; None where this architecture does not have it."""
+        try:
+            resolved = int(scmp.resolve_syscall(scmp.system_arch(), name))
+        except (ValueError, OSError):
+            return fallback
+        # libseccomp gives pseudo numbers (below -1) to calls that exist on other architectures only.
+        return resolved if resolved >= 0 else fallback
+
+    def refuse(action: int, name: str, *arguments: Any, fallback: int | None = None) -> None:
+        found = number(name, fallback)
+        if found is not None:
+            f.add_rule(action, found, *arguments)
+
+    def equal(argument: int, value: int, mask: int = _INT) -> Any:
+        return scmp.Arg(argument, scmp.MASKED_EQ, mask, value)
+
+    denied = list(DENIED)
+    for name, calls in EXCEPTIONS.items():
+        if name not in exceptions and name != "io_uring":
+            denied += calls
+    for name in dict.fromkeys((*denied, *DENIED_NUMBERS)):
+        if "ptrace" in exceptions and name in ("kcmp", "pidfd_getfd"):
+            continue
+        refuse(eperm, name, fallback=DENIED_NUMBERS.get(name))
+    enosys = scmp.ERRNO(errno.ENOSYS)
+    for name, fallback in ABSENT.items():
+        refuse(enosys, name, fallback=fallback)
+    if "io_uring" not in exceptions:
+        for name, fallback in ABSENT_UNLESS_EXCEPTED.items():
+            refuse(enosys, name, fallback=fallback)
+
+    for flag in NAMESPACES:
+        refuse(eperm, "clone", equal(0, flag, flag))
+        refuse(eperm, "unshare", equal(0, flag, flag))
+    refuse(eperm, "unshare", equal(0, _NEWTIME, _NEWTIME))
+
+    # Typing into a terminal that is shared with the caller (CVE-2017-5226).
+    for request in (0x5412, 0x541C):  # TIOCSTI, TIOCLINUX
+        refuse(eperm, "ioctl", equal(1, request))
+
+    family = scmp.ERRNO(errno.EAFNOSUPPORT)
+    for value in range(_LAST_FAMILY + 1):
+        if value not in _FAMILIES:
+            refuse(family, "socket", equal(0, value))
+            refuse(family, "socketpair", equal(0, value))
+    refuse(family, "socket", equal(0, 16), scmp.Arg(2, scmp.NE, 0))
+    # The kernel sees int; what the line above passes as "not 0" by its high half only is still NETLINK_ROUTE.
+    for domain in (2, 10):
+        refuse(scmp.ERRNO(errno.EPROTONOSUPPORT), "socket", equal(0, domain), equal(2, _IPPROTO_MPTCP))
+
+    # A set-user-id file in a writable root would be waiting for another user of the host.
+    for bit in _SETID:
+        for name, argument in (("chmod", 1), ("fchmod", 1), ("fchmodat", 2), ("mknod", 1), ("mknodat", 2)):
+            refuse(eperm, name, equal(argument, bit, bit))
+        refuse(eperm, "fchmodat2", equal(2, bit, bit), fallback=452)
+        refuse(eperm, "creat", equal(1, bit, bit))
+        for create in (_O_CREAT, _O_TMPFILE):
+            refuse(eperm, "open", equal(1, create, create), equal(2, bit, bit))
+            refuse(eperm, "openat", equal(2, create, create), equal(3, bit, bit))
+    for kind in (_S_IFCHR, _S_IFBLK):
+        refuse(eperm, "mknod", equal(1, kind, _S_IFMT))
+        refuse(eperm, "mknodat", equal(2, kind, _S_IFMT))
+
+    # personality(): only harmless bits, or all of them (which asks for the current value). One comparison for each
+    # bit together with the highest one, because libseccomp compares each argument once in a rule.
+    high = 1 << 31
+    for bit in (1 << n for n in range(31)):
+        if not bit & _PERSONALITY_BITS:
+            refuse(eperm, "personality", equal(0, bit, bit | high))
+        refuse(eperm, "personality", equal(0, high, bit | high))
+
+    f.set_attr(scmp.Attr.ACT_BADARCH, scmp.KILL_PROCESS)
+    try:
+        f.set_attr(scmp.Attr.CTL_OPTIMIZE, 2)
+    except (ValueError, OSError, AttributeError):
+        pass  # libseccomp before 2.5: a linear program with the same verdicts
+    return _export(f)
+
+
+def _export(f: Any) -> bytes:
+    fd = os.memfd_create("filter", os.MFD_CLOEXEC)
+    with open(fd, "w+b", buffering=0) as file:
+        f.export_bpf(file)
+        file.seek(0)
+        return file.read()

@@ -1,0 +1,499 @@
+"""The `namespaces` backend: our launcher makes all seven namespaces itself. Linux 5.12 and later.
+
+Here a plan becomes the records that `_native/launcher.c` reads. Which mount goes where is decided in `render_view`
+and nowhere else; it is a pure function of the plan's rules, and cached with them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import stat
+import struct
+import subprocess
+from collections.abc import Iterable
+
+from .. import _native, _paths
+from .._errors import Missing
+from .._launch import Launch, setup_error
+from .._plan import Access, Command, Feature, Plan, Rule
+from .._report import Report
+from ._landlock import IOCTL_DEV, Landlock, landlock
+from ._seccomp import compile_filter
+
+_HEADER = struct.Struct("=8sIIiIIIIIQQQQ24s24s")
+_RECORD = struct.Struct("=IIIIQQ")
+(_ARGV0, _EXEC, _KEEP, _GROUP, _RLIMIT, _FILTER, _SOURCE, _BASE, _MKDIR, _FILE, _LINK, _TBIND, _ATTACH, _PROTECT,
+ _PROC, _DEVPTS, _RULE, _MASK) = range(1, 19)  # fmt: skip
+_NETNS, _UID, _GID, _GROUPS, _SETSID, _SETPGID = 1, 2, 4, 8, 16, 32
+READONLY, OPTIONAL, DEVICES, PINNED, FLAT = 1, 2, 8, 16, 32
+
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+_GRACE_MS = 200
+_RLIMIT_CORE = 4
+_INFINITY = (1 << 64) - 1
+
+# What of /run a program needs that runs on this host and not in a container: how names are resolved, and where some
+# distributions keep the running system. Files, and directories without sockets in them.
+_SHOWN = ("/etc/resolv.conf", "/etc/hosts", "/etc/localtime", "/etc/nsswitch.conf", "/run/current-system", "/run/opengl-driver")
+
+
+def _record(kind: int, a: int = 0, b: int = 0, c: int = 0, d: int = 0, *texts: bytes, raw: bytes = b"") -> bytes:
+    tail = b"".join(text + b"\0" for text in texts) + raw
+    tail += b"\0" * (-len(tail) % 8)
+    return _RECORD.pack(kind, 24 + len(tail), a, b, c, d) + tail
+
+
+class _View:
+    """Records in the order in which the launcher acts on them."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.sources: list[bytes] = []
+        self.made: dict[str, None] = {}
+        self.skeleton: list[bytes] = []
+        self.mounts: list[bytes] = []
+        self.landlock: list[bytes] = []
+        # What lies at a path once its record has been acted on: "ro", "rw", or where in the tmpfs it is.
+        self.area: dict[str, str] = {"/": "ro"}
+        self.inside: dict[str, str] = {}
+        self.masks = 0
+
+    def source(self, path: str, flags: int, pin: tuple[int, int] = (0, 0)) -> int:
+        self.sources.append(_record(_SOURCE, flags, 0, *pin, os.fsencode(path)))
+        return len(self.sources) - 1
+
+    def mkdir(self, place: str, mode: int = 0o755) -> None:
+        """A directory in the tmpfs, and those above it."""
+        parts = [part for part in place.split("/") if part]
+        for depth in range(1, len(parts) + 1):
+            part = "/".join(parts[:depth])
+            if part not in self.made:
+                self.made[part] = None
+                self.skeleton.append(_record(_MKDIR, mode if depth == len(parts) else 0o755, 0, 0, 0, os.fsencode(part)))
+
+    def file(self, place: str, mode: int, content: bytes = b"", size: int = 0) -> None:
+        place = place.lstrip("/")
+        if place not in self.made:
+            self.mkdir(os.path.dirname(place))
+            self.made[place] = None
+            self.skeleton.append(_record(_FILE, mode, 0, len(content), size, os.fsencode(place), raw=content))
+
+    def link(self, place: str, text: str) -> None:
+        place = place.lstrip("/")
+        if place not in self.made:
+            self.mkdir(os.path.dirname(place))
+            self.made[place] = None
+            self.skeleton.append(_record(_LINK, 0, 0, 0, 0, os.fsencode(place), os.fsencode(text)))
+
+    def bind(self, place: str, target: str, flags: int = 0) -> None:
+        place = place.lstrip("/")
+        self.mounts.append(_record(_TBIND, flags, 0, 0, 0, os.fsencode(place), os.fsencode(target)))
+
+    def attach(self, source: int, target: str) -> None:
+        self.mounts.append(_record(_ATTACH, 0, source, 0, 0, os.fsencode(target)))
+
+    def allow(self, path: str, access: int, optional: bool = False) -> None:
+        self.landlock.append(_record(_RULE, OPTIONAL if optional else 0, 0, access, 0, os.fsencode(path)))
+
+    def governing(self, path: str) -> tuple[str, str]:
+        """The nearest ancestor with a mount of its own, and what it is."""
+        while True:
+            path = os.path.dirname(path)
+            if path in self.area:
+                return path, self.area[path]
+
+    def show(self, path: str, source: int, directory: bool) -> None:
+        """Attaches a source where only a skeleton (a mask or a private directory) is, or over what is there."""
+        above, area = self.governing(path)
+        if area not in ("ro", "rw"):
+            place = self.inside[above] + path[len(above) :]
+            if directory:
+                self.mkdir(place)
+            else:
+                self.file(place, 0o444)
+        self.attach(source, path)
+
+
+def _kind(path: str) -> int:
+    try:
+        return stat.S_IFMT(os.lstat(path).st_mode)
+    except OSError:
+        return 0
+
+
+def render_view(plan: Plan, ll: Landlock) -> tuple[bytes, int]:
+    """The records for everything but the command, and the number of sources among them."""
+    v = _View(plan)
+    view = plan.view
+    pins = dict(plan.pins)
+    writable = view.private_writable
+    hidden = ".sandbox"
+    base = "/run" if "/run" in view.private else "/dev"
+    v.mounts.append(_record(_BASE, 0, 0, 0, 0, os.fsencode(base)))
+    v.mkdir(f"{hidden}/none", 0)
+    v.file(f"{hidden}/empty", 0)
+    v.mkdir(f"{hidden}/bare", 0o555)
+
+    # /dev: six nodes of the host's, and directories of our own.
+    v.mkdir(f"{hidden}/dev")
+    v.mkdir(f"{hidden}/dev/pts")
+    v.mkdir(f"{hidden}/dev/shm")
+    v.mkdir(f"{hidden}/shm", 0o1777)
+    for name, text in (("fd", "/proc/self/fd"), ("stdin", "/proc/self/fd/0"), ("stdout", "/proc/self/fd/1"),
+                       ("stderr", "/proc/self/fd/2"), ("ptmx", "pts/ptmx")):  # fmt: skip
+        v.link(f"{hidden}/dev/{name}", text)
+    devices = [f"/dev/{name}" for name in _DEVICES if os.path.exists(f"/dev/{name}")]
+    for path in view.policy.devices:
+        real = _paths.resolve(_paths.expand_user(os.fspath(path))).real
+        if os.path.exists(real):
+            devices.append(real)
+    shown = []
+    for path in devices:
+        directory = _paths.is_directory(path)
+        shown.append((path, v.source(path, DEVICES | (0 if directory else FLAT))))
+        if directory:
+            v.mkdir(f"{hidden}{path}")
+        else:
+            v.file(f"{hidden}{path}", 0o666)
+    v.bind(f"{hidden}/dev", "/dev", READONLY)
+    for path, number in shown:
+        v.attach(number, path)
+        v.allow(path, ll.write & (2 | IOCTL_DEV | (1 << 14)))
+    v.mounts.append(_record(_DEVPTS, 0, 0, 0, 0, b"/dev/pts"))
+    v.allow("/dev/pts", ll.write & (2 | IOCTL_DEV | (1 << 14)))
+    if writable:
+        v.bind(f"{hidden}/shm", "/dev/shm")
+        v.allow("/dev/shm", ll.write & ~IOCTL_DEV)
+    v.area["/dev"] = "private"
+    v.inside["/dev"] = f"{hidden}/dev"
+
+    # The private directories. /run is the tmpfs itself; the others are parts of it.
+    for area in view.private:
+        v.area[area] = "private"
+        if area == base:
+            v.inside[area] = ""
+        elif area.endswith("tmp") and view.tmp_source is not None:
+            v.attach(v.source(view.tmp_source, PINNED, _pin(view.tmp_source)), area)
+            v.area[area] = "rw"
+            v.allow(area, ll.write & ~IOCTL_DEV)
+        else:
+            place = f"{hidden}/private{area}"
+            v.mkdir(place, 0o1777 if area.endswith("tmp") else 0o755)
+            v.inside[area] = place
+            if writable and area.endswith("tmp"):
+                v.bind(place, area)
+                v.allow(area, ll.write & ~IOCTL_DEV)
+            else:
+                v.bind(place, area, READONLY)
+    for path, text in view.links:
+        above, area = v.governing(path)
+        if area == "private":
+            v.link(v.inside[above] + path[len(above) :], text)
+    for path in _SHOWN:
+        # A link from /etc into /run is common (systemd-resolved); what it leads to has to stay.
+        real = _paths.resolve(path).real
+        above, area = v.governing(real)
+        if area == "private" and os.path.exists(real) and real not in v.area:
+            directory = _paths.is_directory(real)
+            v.show(real, v.source(real, READONLY), directory)
+            v.area[real] = "ro"
+    for path in plan.private_dirs:
+        above, area = v.governing(path)
+        if area != "private":
+            continue
+        place = v.inside[above] + path[len(above) :]
+        v.mkdir(place, 0o700)
+        if above == base:
+            v.bind(place, path)
+            v.allow(path, ll.write & ~IOCTL_DEV)
+    for path, content in plan.files:
+        above, area = v.governing(path)
+        if area == "private":
+            v.file(v.inside[above] + path[len(above) :], 0o444, content)
+
+    has_children = _with_children(plan.rules)
+    for rule in plan.rules:
+        _render_rule(v, rule, pins, rule.path in has_children, ll)
+
+    if base == "/run":
+        # The parts have their own places now; here they would only confuse.
+        v.bind(f"{hidden}/none", f"/run/{hidden}", READONLY)
+    v.mounts.append(_record(_PROC, READONLY))
+    records = b"".join([*v.sources, v.mounts[0], *v.skeleton, *v.mounts[1:], *v.landlock])
+    return records, len(v.sources)
+
+
+def _pin(path: str) -> tuple[int, int]:
+    st = os.stat(path)
+    return st.st_dev, st.st_ino
+
+
+def _with_children(rules: Iterable[Rule]) -> set[str]:
+    """Paths of denied directories below which something is shown again."""
+    denied: set[str] = set()
+    found: set[str] = set()
+    for rule in rules:
+        if rule.access is Access.DENY:
+            denied.add(rule.path)
+        elif denied:
+            path = rule.path
+            while path != "/":
+                path = os.path.dirname(path)
+                if path in denied:
+                    found.add(path)
+    return found
+
+
+def _render_rule(v: _View, rule: Rule, pins: dict[str, tuple[int, int]], has_children: bool, ll: Landlock) -> None:
+    path = rule.path
+    above, area = v.governing(path)
+    if rule.access is Access.DENY:
+        if area in ("private", "mask"):
+            return  # not there in the first place
+        v.area[path] = "mask"
+        if has_children:
+            v.masks += 1
+            place = f".sandbox/mask{v.masks}"
+            # Searchable, so that what is shown again below can be reached; nothing else is in it.
+            v.mkdir(place, 0o555)
+            v.inside[path] = place
+            v.bind(place, path, READONLY | OPTIONAL)
+        elif rule.show is not None:
+            v.masks += 1
+            place = f".sandbox/mask{v.masks}"
+            v.file(place, rule.show[1], size=rule.show[0])
+            v.bind(place, path, READONLY | OPTIONAL)
+        else:
+            v.inside[path] = ".sandbox/none"
+            # A directory or a file: the launcher looks, since either may have come since this was compiled.
+            v.mounts.append(_record(_MASK, OPTIONAL, 0, 0, 0, b".sandbox/none", b".sandbox/empty", os.fsencode(path)))
+    elif rule.access is Access.WRITE:
+        if area == "rw" and rule.pin:
+            v.mounts.append(_record(_PROTECT, OPTIONAL, 0, 0, 0, os.fsencode(path)))
+        elif area != "rw" or path in pins:
+            kind = _kind(path)
+            pin = pins.get(path)
+            if kind == 0:
+                return  # a socket, or a part of a git directory, that is gone since
+            directory = stat.S_ISDIR(kind)
+            flags = 0 if directory else FLAT
+            v.show(path, v.source(path, flags | (PINNED if pin else 0), pin or (0, 0)), directory)
+        v.area[path] = "rw"
+        v.allow(path, ll.write & ~IOCTL_DEV)
+    elif area == "rw":
+        v.mounts.append(_record(_PROTECT, READONLY | OPTIONAL, 0, 0, 0, os.fsencode(path)))
+        v.area[path] = "ro"
+    elif area == "ro":
+        v.area[path] = "ro"
+    else:
+        kind = _kind(path)
+        if kind == 0 or stat.S_ISLNK(kind):
+            return
+        v.show(path, v.source(path, READONLY | (0 if stat.S_ISDIR(kind) else FLAT)), stat.S_ISDIR(kind))
+        v.area[path] = "ro"
+
+
+class Namespaces:
+    """See the module's docstring. One object for the process; it holds nothing open."""
+
+    name = "namespaces"
+    kind = "LinuxNamespaces"
+
+    def __init__(self, launcher: str, ll: Landlock) -> None:
+        self._launcher = launcher
+        self._landlock = ll
+        self._rendered: dict[int, tuple[tuple[object, ...], bytes, int]] = {}
+        self.why_not: dict[Feature, str] = {}
+        found = {
+            Feature.WRITE_RULES,
+            Feature.READ_RULES,
+            Feature.PROTECTED_PATHS,
+            Feature.PRIVATE_TMP,
+            Feature.UNIX_SOCKETS,
+            Feature.NETWORK_NONE,
+            Feature.NO_PRIVILEGES,
+            Feature.PROCESSES,
+            Feature.TREE_KILL,
+            Feature.LIMIT_FILE,
+            Feature.LIMIT_FILES,
+            Feature.LIMIT_WALL,
+        }
+        if ll.write:
+            found.add(Feature.HOST_FIFOS)
+        else:
+            self.why_not[Feature.HOST_FIFOS] = ll.missing
+        if ll.scoped:
+            found.add(Feature.ABSTRACT_SOCKETS)
+        else:
+            self.why_not[Feature.ABSTRACT_SOCKETS] = ll.missing or f"Landlock ABI {ll.abi} has no scopes; ABI 6 (Linux 6.12) has"
+        try:
+            compile_filter(())
+        except Missing as missing:
+            self.why_not[Feature.SYSTEM_CALLS] = f"{missing.reason}. {missing.advice}"
+        else:
+            found.add(Feature.SYSTEM_CALLS)
+        self.features = frozenset(found)
+
+    def wrap(self, plan: Plan, report: Report) -> Launch:
+        """Turns a plan into a launch of our launcher.
+
+        Raises:
+            OSError: no file descriptors, or no memory, left.
+        """
+        ll = self._landlock
+        key = (plan.view, plan.rules, plan.pins, plan.private_dirs, plan.files)
+        known = self._rendered.get(id(plan.view))
+        if known is None or known[0] != key:
+            records, sources = render_view(plan, ll)
+            if len(self._rendered) > 256:
+                self._rendered.clear()
+            known = self._rendered[id(plan.view)] = (key, records, sources)
+        policy = plan.policy
+        command = plan.command
+        body = [known[1]]
+        if Feature.SYSTEM_CALLS in self.features:
+            program = compile_filter(tuple(policy.syscall_exceptions))
+            body.append(_record(_FILTER, 0, 0, len(program), 0, raw=program))
+        body.append(_command_records(plan))
+        fds: list[int] = []
+        channel = child = None
+        try:
+            fds.append(_above_stdio(os.open(self._launcher, os.O_PATH | os.O_CLOEXEC)))
+            fds.append(_above_stdio(os.memfd_create("plan", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)))
+            channel, child = _socket_pair()
+            limit = policy.limits.memory_bytes
+            text = _header(
+                b"".join(body), child.fileno(), _flags(plan), command, known[2], policy.limits.wall_seconds,
+                (ll.write, 0, ll.scoped), f"{limit}" if limit else "25%",
+            )  # fmt: skip
+            _write_all(fds[1], text)
+            # From here on the plan is what it is: F_SEAL_SEAL | SHRINK | GROW | WRITE (man 2 fcntl).
+            fcntl.fcntl(fds[1], 1033, 15)
+            return Launch(
+                plan=plan,
+                report=report,
+                argv=(b"sandboxed-subprocess %d" % fds[1], *command.argv[1:]),
+                executable=f"/proc/self/fd/{fds[0]}",
+                child_fds=fds,
+                channel=channel,
+                child_channel=child,
+            )
+        except BaseException:
+            for fd in fds:
+                os.close(fd)
+            for end in (channel, child):
+                if end is not None:
+                    end.close()
+            raise
+
+
+def _above_stdio(fd: int) -> int:
+    """With 0-2 closed in the caller new descriptors get those numbers, and Popen's dup2 would write over them."""
+    if fd > 2:
+        return fd
+    try:
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    finally:
+        os.close(fd)
+
+
+def _socket_pair() -> tuple[socket.socket, socket.socket]:
+    a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if a.fileno() <= 2:
+        a = socket.socket(fileno=_above_stdio(a.detach()))
+    if b.fileno() <= 2:
+        b = socket.socket(fileno=_above_stdio(b.detach()))
+    a.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    return a, b
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+
+
+def _flags(plan: Plan) -> int:
+    command = plan.command
+    flags = _NETNS if plan.policy.network == "none" else 0
+    flags |= _UID if command.uid is not None else 0
+    flags |= _GID if command.gid is not None else 0
+    flags |= _GROUPS if command.groups is not None else 0
+    flags |= _SETSID if command.session else 0
+    flags |= _SETPGID if command.group_leader else 0
+    return flags
+
+
+def _header(
+    body: bytes, channel: int, flags: int, command: Command, sources: int, wall: float | None,
+    landlock_rights: tuple[int, int, int], tmpfs_size: str,
+) -> bytes:  # fmt: skip
+    return (
+        _HEADER.pack(
+            b"sbxplan1", _HEADER.size + len(body), os.getpid(), channel, flags, command.uid or 0, command.gid or 0,
+            _GRACE_MS, sources, max(1, round(wall * 1000)) if wall is not None else 0, *landlock_rights, tmpfs_size.encode(), b"1048576",
+        ) + body
+    )  # fmt: skip
+
+
+def _command_records(plan: Plan) -> bytes:
+    command = plan.command
+    limits = plan.policy.limits
+    # RLIMIT_CORE 1, not 0: a kernel that pipes cores to a handler, which runs outside and as root, ignores the 0.
+    out = [_record(_ARGV0, 0, 0, 0, 0, command.argv[0]), _record(_RLIMIT, _RLIMIT_CORE, 0, 1, 1)]
+    out += [_record(_EXEC, 0, 0, 0, 0, path) for path in command.candidates]
+    out += [_record(_KEEP, fd) for fd in command.keep_fds]
+    out += [_record(_GROUP, gid) for gid in command.groups or ()]
+    if limits.file_bytes is not None:
+        out.append(_record(_RLIMIT, 1, 0, limits.file_bytes, limits.file_bytes))
+    if limits.open_files is not None:
+        out.append(_record(_RLIMIT, 7, 0, limits.open_files, limits.open_files))
+    return b"".join(out)
+
+
+def detect() -> Namespaces:
+    """Tries it: a sandbox with the launcher itself as its command.
+
+    Raises:
+        Missing: with the step that failed, its errno and the way out.
+    """
+    launcher = _native.locate()
+    ll = landlock()
+    probe = Namespaces(launcher, ll)
+    body = [_record(_BASE, 0, 0, 0, 0, b"/dev"), _record(_PROC, READONLY)]
+    body += [_record(_ARGV0, 0, 0, 0, 0, b"sandboxed-subprocess-probe"), _record(_EXEC, 0, 0, 0, 0, os.fsencode(launcher))]
+    if Feature.SYSTEM_CALLS in probe.features:
+        program = compile_filter(())
+        body.append(_record(_FILTER, 0, 0, len(program), 0, raw=program))
+    channel, child = _socket_pair()
+    plan_fd = _above_stdio(os.memfd_create("plan", os.MFD_CLOEXEC))
+    try:
+        command = Command((b"probe",), ())
+        _write_all(plan_fd, _header(b"".join(body), child.fileno(), _NETNS, command, 0, None, (ll.write, 0, ll.scoped), "1m"))
+        try:
+            status = subprocess.Popen(
+                [b"sandboxed-subprocess %d" % plan_fd],
+                executable=launcher,
+                env={},
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(plan_fd, child.fileno()),
+            ).wait(10)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise Missing(f"the launcher does not run ({error})") from None
+        child.close()
+        record = channel.recv(8192)
+        if status != 0 or record[:4] != struct.pack("=I", 1):
+            if len(record) >= 40 and record[:4] == struct.pack("=I", 2):
+                number = struct.unpack_from("=i", record, 4)[0]
+                raise Missing(str(setup_error(record[8:40].rstrip(b"\0").decode(), number, os.fsdecode(record[40:]) or None)))
+            raise Missing(f"the launcher ended with {status} in a trial")
+        return probe
+    finally:
+        os.close(plan_fd)
+        channel.close()
+        child.close()

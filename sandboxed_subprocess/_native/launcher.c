@@ -1,0 +1,1402 @@
+/* launcher.c: from a plan to a sandboxed command, in three processes.
+ *
+ *   caller ── Popen ──> monitor ── clone(7 namespaces) ──> init ── vfork ──> command
+ *
+ * monitor  The process that Popen knows. Stays in the caller's process group and session, forwards signals, waits
+ *          for init and ends exactly as the command ended. Holds none of the command's file descriptors.
+ * init     Process 1 of the sandbox: builds the view of the file system, starts the command, reaps orphans, and
+ *          watches the calling process. When it ends, for whatever reason, the kernel ends everything inside.
+ * command  What the user asked for. Drops every privilege, proves it, and execs.
+ *
+ * The plan comes in a sealed memfd whose number is in argv[0] ("sandboxed-subprocess N"); the rest of argv and the
+ * whole environment are the command's own. Everything in the plan is parsed and checked before the first
+ * irreversible step; after that nothing is allocated. The launcher is linked statically, so that LD_PRELOAD and its
+ * kin, which belong to the command, have no power over it, and it carries its own kernel constants, so that the
+ * headers of an old distribution never cost a layer of protection.
+ *
+ * Sources: man 7 namespaces, user_namespaces, pid_namespaces, capabilities; man 2 mount_setattr, move_mount,
+ * open_tree, seccomp, landlock_add_rule; docs.kernel.org/userspace-api/landlock.html.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/statfs.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <arpa/inet.h>
+
+/* ---- kernel interface, by number (include/uapi/linux) -------------------------------------------------------- */
+
+enum {
+	NR_pidfd_open = 434, NR_close_range = 436, NR_openat2 = 437,
+	NR_open_tree = 428, NR_move_mount = 429, NR_fsopen = 430, NR_fsconfig = 431, NR_fsmount = 432,
+	NR_mount_setattr = 442,
+	NR_landlock_create_ruleset = 444, NR_landlock_add_rule = 445, NR_landlock_restrict_self = 446,
+};
+
+#define OPEN_TREE_CLONE_ 1u
+#define AT_RECURSIVE_ 0x8000u
+#define MOVE_MOUNT_F_EMPTY_PATH_ 0x04u
+#define MOVE_MOUNT_T_EMPTY_PATH_ 0x40u
+#define MOUNT_ATTR_RDONLY_ 0x01u
+#define MOUNT_ATTR_NOSUID_ 0x02u
+#define MOUNT_ATTR_NODEV_ 0x04u
+#define MOUNT_ATTR_NOEXEC_ 0x08u
+#define MS_PRIVATE_ (1u << 18)
+#define FSCONFIG_SET_STRING_ 1u
+#define FSCONFIG_CMD_CREATE_ 6u
+#define CLOSE_RANGE_CLOEXEC_ 4u
+#define RESOLVE_NO_MAGICLINKS_ 0x02u
+#define RESOLVE_NO_SYMLINKS_ 0x04u
+#define SECCOMP_SET_MODE_FILTER_ 1u
+#define LANDLOCK_RULE_PATH_BENEATH_ 1u
+#define LL_WRITE_FILE (1ull << 1)
+#define LL_TRUNCATE (1ull << 14)
+#define LL_IOCTL_DEV (1ull << 15)
+#define PR_SET_NO_NEW_PRIVS_ 38
+#define PR_GET_NO_NEW_PRIVS_ 39
+#define PR_CAP_AMBIENT_ 47
+#define CAP_SETGID_ 6
+#define CAP_SETUID_ 7
+/* NOROOT, NO_SETUID_FIXUP, KEEP_CAPS off, NO_CAP_AMBIENT_RAISE, each with its lock bit (linux/securebits.h) */
+#define SECUREBITS_ 0xefu
+#define CAPABILITY_VERSION_3 0x20080522u
+#ifndef CLONE_NEWCGROUP
+#define CLONE_NEWCGROUP 0x02000000
+#endif
+
+struct mount_attr_ { uint64_t set, clr, propagation, userns_fd; };
+struct open_how_ { uint64_t flags, mode, resolve; };
+struct landlock_attr { uint64_t fs, net, scoped; };
+struct landlock_path { uint64_t access; int32_t fd; } __attribute__((packed));
+struct cap_header { uint32_t version; int pid; };
+struct cap_data { uint32_t effective, permitted, inheritable; };
+struct bpf_program { unsigned short length; const void *filter; };
+struct in6_request { struct in6_addr addr; uint32_t prefix; int index; };
+
+/* ---- the plan ------------------------------------------------------------------------------------------------ */
+
+/* Written by _backends/linux_namespaces.py; both sides name the same version. Native byte order and sizes. */
+struct header {
+	char magic[8];               /* "sbxplan" and the version */
+	uint32_t size;               /* bytes, this header included */
+	uint32_t caller;             /* pid of the process that called Popen */
+	int32_t socket;              /* the launch socket's number here */
+	uint32_t flags;              /* F_* */
+	uint32_t uid, gid;           /* for F_UID and F_GID */
+	uint32_t grace_ms;           /* how long what the command left behind may go on */
+	uint32_t sources;            /* number of SOURCE records */
+	uint64_t wall_ms;            /* limit of wall time; 0: none */
+	uint64_t ll_fs, ll_net, ll_scoped;   /* Landlock: rights handled; all zero: no ruleset */
+	char tmpfs_size[24], tmpfs_inodes[24];
+};
+
+enum { F_NETNS = 1, F_UID = 2, F_GID = 4, F_GROUPS = 8, F_SETSID = 16, F_SETPGID = 32, F_PTRACE = 64 };
+
+enum kind {
+	K_ARGV0 = 1, K_EXEC, K_KEEP, K_GROUP, K_RLIMIT, K_FILTER,
+	K_SOURCE, K_BASE, K_MKDIR, K_FILE, K_LINK, K_TBIND, K_ATTACH, K_PROTECT, K_PROC, K_DEVPTS, K_RULE, K_MASK,
+	K_COUNT
+};
+
+/* What a record holds: a fixed part, then so many NUL-terminated strings; FILE and FILTER end in raw bytes. */
+struct numbers { uint32_t a, b; uint64_t c, d; };
+static const struct { unsigned char strings, raw; } shape[K_COUNT] = {
+	[K_ARGV0] = {1, 0}, [K_EXEC] = {1, 0}, [K_KEEP] = {0, 0}, [K_GROUP] = {0, 0}, [K_RLIMIT] = {0, 0},
+	[K_FILTER] = {0, 1}, [K_SOURCE] = {1, 0}, [K_BASE] = {1, 0}, [K_MKDIR] = {1, 0}, [K_FILE] = {1, 1},
+	[K_LINK] = {2, 0}, [K_TBIND] = {2, 0}, [K_ATTACH] = {1, 0}, [K_PROTECT] = {1, 0}, [K_PROC] = {0, 0},
+	[K_DEVPTS] = {1, 0}, [K_RULE] = {1, 0}, [K_MASK] = {3, 0},
+};
+struct record {
+	enum kind kind;
+	struct numbers n;
+	const char *s[3];
+	const char *raw;
+	uint32_t raw_length;
+};
+
+/* flags in numbers.a of SOURCE, TBIND, ATTACH, PROTECT, PROC and RULE */
+enum { O_READONLY = 1, O_OPTIONAL = 2, O_DEVICES = 8, O_PINNED = 16, O_FLAT = 32 };
+
+enum { MAX_KEEP = 1024, MAX_GROUPS = 65536, MAX_EXEC = 4096, MAX_SOURCES = 65536 };
+
+static const struct header *plan;
+static const char *plan_end;
+static int plan_fd;
+static const char *const *candidates;      /* exec is tried on each in turn; ends with NULL */
+static uint32_t keep[MAX_KEEP];            /* sorted: what the command inherits besides 0-2 */
+static size_t keep_count, group_count, candidate_count;
+static uint32_t *group_list;
+static int *source_fd;
+static char **command_argv;
+extern char **environ;
+
+/* ---- state shared by the three processes (each has its own copy, but for the command, which shares init's) ------ */
+
+static int caller_fd = -1;                 /* pidfd of the calling process */
+static int pair[2] = {-1, -1};             /* [0] monitor, [1] init: forwarded signals, go-ahead, wait status; its EOF: the monitor died */
+static int tmpfs_fd = -1;
+static int sigchld_ignored;
+static int maps_by_monitor;
+static sigset_t original_mask, everything;
+static mode_t original_umask;
+static char cwd[PATH_MAX];
+static char uid_map[4096], gid_map[4096];
+
+struct failure { int error; int is_exec; const char *step; const char *path; };
+static volatile struct failure failure;    /* written by the command in the memory it shares with init */
+
+/* ---- messages on the launch socket (SEQPACKET: one send, one message) -------------------------------------------- */
+
+enum { M_RUNNING = 1, M_FAILED = 2, M_EXEC_FAILED = 3, M_ENDED = 4 };
+struct message { uint32_t type; int32_t error; char step[32]; char path[PATH_MAX]; };
+struct ended {
+	uint32_t type; int32_t status; uint64_t user_us, system_us, max_rss_kb; uint32_t left_behind, wall_limit; char names[1024];
+};
+
+static void report_failure(uint32_t type, const char *step, int error, const char *path)
+{
+	static struct message m;
+
+	memset(&m, 0, sizeof m);
+	m.type = type;
+	m.error = error;
+	strncpy(m.step, step, sizeof m.step - 1);
+	if (path)
+		strncpy(m.path, path, sizeof m.path - 1);
+	/* Nobody listens when the caller is gone; then there is nobody to tell either. */
+	(void)send(plan->socket, &m, offsetof(struct message, path) + strlen(m.path), MSG_NOSIGNAL);
+}
+
+static const char *step_name = "start", *step_path;
+
+static void __attribute__((noreturn)) give_up(void)
+{
+	report_failure(M_FAILED, step_name, errno, step_path);
+	_exit(125);
+}
+
+/* Before the plan is known to be sound there is no socket to speak on: stderr, and a status that no one relies on. */
+static void __attribute__((noreturn)) bad_plan(const char *why)
+{
+	dprintf(2, "sandboxed_subprocess launcher: %s\n", why);
+	_exit(125);
+}
+
+/* ---- parsing: all of it before any action ------------------------------------------------------------------------ */
+
+static const char *next_record(const char *at, struct record *r)
+{
+	uint32_t head[2];
+	const char *payload, *end;
+
+	if (plan_end - at < (ptrdiff_t)sizeof head)
+		bad_plan("plan: truncated record");
+	memcpy(head, at, sizeof head);
+	payload = at + sizeof head;
+	if (head[0] == 0 || head[0] >= K_COUNT || head[1] < sizeof r->n || head[1] % 8 || head[1] > (size_t)(plan_end - payload))
+		bad_plan("plan: malformed record");
+	end = payload + head[1];
+	memset(r, 0, sizeof *r);
+	r->kind = head[0];
+	memcpy(&r->n, payload, sizeof r->n);
+	payload += sizeof r->n;
+	for (unsigned i = 0; i < shape[r->kind].strings; i++) {
+		const char *nul = memchr(payload, 0, (size_t)(end - payload));
+		if (!nul)
+			bad_plan("plan: unterminated string");
+		r->s[i] = payload;
+		payload = nul + 1;
+	}
+	if (shape[r->kind].raw) {
+		if (r->n.c > (uint64_t)(end - payload))
+			bad_plan("plan: truncated bytes");
+		r->raw = payload;
+		r->raw_length = (uint32_t)r->n.c;
+	}
+	return end;
+}
+
+#define FOR_EACH_RECORD(r) \
+	for (const char *at_ = (const char *)(plan + 1); at_ < plan_end && (at_ = next_record(at_, &(r)), 1);)
+
+static int by_number(const void *a, const void *b)
+{
+	uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+	return x < y ? -1 : x > y;
+}
+
+static void parse(int fd)
+{
+	struct stat st;
+	struct record r;
+	const char **list;
+	size_t groups = 0;
+
+	if (fstat(fd, &st) || st.st_size < (off_t)sizeof *plan || st.st_size > INT_MAX)
+		bad_plan("plan: not a plan");
+	plan = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+	if (plan == MAP_FAILED)
+		bad_plan("plan: cannot be mapped");
+	if (memcmp(plan->magic, "sbxplan1", 8) || plan->size != (uint64_t)st.st_size)
+		bad_plan("plan: written for another version of the launcher; reinstall sandboxed_subprocess");
+	plan_end = (const char *)plan + plan->size;
+	if (plan->sources > MAX_SOURCES || !memchr(plan->tmpfs_size, 0, sizeof plan->tmpfs_size) ||
+	    !memchr(plan->tmpfs_inodes, 0, sizeof plan->tmpfs_inodes))
+		bad_plan("plan: malformed header");
+	list = calloc(MAX_EXEC + 1, sizeof *list);
+	source_fd = calloc(plan->sources + 1, sizeof *source_fd);
+	group_list = calloc(MAX_GROUPS, sizeof *group_list);
+	if (!list || !source_fd || !group_list)
+		bad_plan("out of memory");
+	uint32_t sources = 0;
+	FOR_EACH_RECORD(r) switch (r.kind) {
+	case K_ARGV0:
+		command_argv[0] = (char *)(uintptr_t)r.s[0];
+		break;
+	case K_EXEC:
+		if (candidate_count == MAX_EXEC)
+			bad_plan("plan: too many directories in PATH");
+		list[candidate_count++] = r.s[0];
+		break;
+	case K_KEEP:
+		if (keep_count == MAX_KEEP)
+			bad_plan("plan: too many pass_fds");
+		keep[keep_count++] = r.n.a;
+		break;
+	case K_GROUP:
+		if (groups == MAX_GROUPS)
+			bad_plan("plan: too many groups");
+		group_list[groups++] = r.n.a;
+		break;
+	case K_SOURCE:
+		if (sources++ == plan->sources)
+			bad_plan("plan: more sources than it says");
+		break;
+	case K_ATTACH:
+		if (r.n.b >= plan->sources)
+			bad_plan("plan: no such source");
+		break;
+	case K_FILTER:
+		if (r.raw_length % 8 || r.raw_length / 8 > 4096)
+			bad_plan("plan: malformed filter");
+		break;
+	default:
+		break;
+	}
+	if (!candidate_count || sources != plan->sources)
+		bad_plan("plan: incomplete");
+	candidates = list;
+	group_count = groups;
+	qsort(keep, keep_count, sizeof *keep, by_number);
+}
+
+/* ---- small helpers: each returns -1 with errno set, like the system calls they wrap -------------------------------- */
+
+static int open_tree(int dir, const char *path, unsigned flags)
+{
+	return (int)syscall(NR_open_tree, dir, path, flags | O_CLOEXEC);
+}
+
+static int set_attr(int dir, const char *path, unsigned flags, uint64_t set, uint64_t propagation)
+{
+	struct mount_attr_ a = {.set = set, .propagation = propagation};
+	return (int)syscall(NR_mount_setattr, dir, path, flags, &a, sizeof a);
+}
+
+/* Opens where a mount is to go. No symbolic link is followed anywhere in the path: Python resolved it, so a link
+ * here was planted since, and following it would move the protection elsewhere. */
+static int open_target(const char *path)
+{
+	struct open_how_ how = {.flags = O_PATH | O_CLOEXEC | O_NOFOLLOW, .resolve = RESOLVE_NO_MAGICLINKS_ | RESOLVE_NO_SYMLINKS_};
+	return (int)syscall(NR_openat2, AT_FDCWD, path, &how, sizeof how);
+}
+
+/* As above, but the last component may itself be a link: the link is what is opened. openat2 with NO_SYMLINKS and
+ * O_NOFOLLOW|O_PATH does return the link (man 2 openat2), so the two cases need no code of their own. */
+static int attach(int mount_fd, const char *target)
+{
+	int to = open_target(target), result;
+
+	if (to < 0)
+		return -1;
+	result = (int)syscall(NR_move_mount, mount_fd, "", to, "", MOVE_MOUNT_F_EMPTY_PATH_ | MOVE_MOUNT_T_EMPTY_PATH_);
+	close(to);
+	return result;
+}
+
+static int absent(void)
+{
+	return errno == ENOENT || errno == ENOTDIR;
+}
+
+static int write_file(const char *path, const char *text)
+{
+	int fd = open(path, O_WRONLY | O_CLOEXEC);
+	ssize_t n;
+
+	if (fd < 0)
+		return -1;
+	n = write(fd, text, strlen(text));
+	close(fd);
+	return n == (ssize_t)strlen(text) ? 0 : -1;
+}
+
+static int new_filesystem(const char *type, const char *const *options, unsigned attributes)
+{
+	int result = -1, context = (int)syscall(NR_fsopen, type, 1u);
+
+	if (context < 0)
+		return -1;
+	for (; *options; options += 2)
+		if (syscall(NR_fsconfig, context, FSCONFIG_SET_STRING_, options[0], options[1], 0) < 0)
+			goto out;
+	if (syscall(NR_fsconfig, context, FSCONFIG_CMD_CREATE_, NULL, NULL, 0) == 0)
+		result = (int)syscall(NR_fsmount, context, 1u, attributes);
+out:
+	close(context);
+	return result;
+}
+
+static int64_t now_ms(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+/* ---- init: building the sandbox ------------------------------------------------------------------------------------ */
+
+static int begin_session(void)
+{
+	struct pollfd lifeline = {.fd = pair[1], .events = POLLIN};
+
+	/* A session of its own: kill(0) and setpriority(PRIO_PGRP) inside must not reach the caller's group, and the
+	 * caller's terminal must not be ours (man 2 setsid). */
+	if (setsid() < 0)
+		return -1;
+	prctl(PR_SET_NAME, "sandbox-init");
+	if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0)
+		return -1;
+	/* The monitor may have died before the line above took effect; getppid() is 0 in a new pid namespace either
+	 * way, so ask the socket whose other end only the monitor has. */
+	if (poll(&lifeline, 1, 0) < 0)
+		return -1;
+	if (lifeline.revents & POLLHUP)
+		_exit(0);
+	return 0;
+}
+
+static int own_identity(void)
+{
+	char go;
+
+	if (maps_by_monitor) {
+		ssize_t n;
+		do
+			n = recv(pair[1], &go, 1, 0);
+		while (n < 0 && errno == EINTR);
+		if (n != 1)
+			_exit(125);      /* the monitor failed and has said so, or died */
+	} else {
+		/* One id, mapped to itself; setgroups must be given up first (man 7 user_namespaces). */
+		step_path = "/proc/self/uid_map";
+		if (write_file(step_path, uid_map) < 0)
+			return -1;
+		step_path = "/proc/self/setgroups";
+		if (write_file(step_path, "deny") < 0)
+			return -1;
+		step_path = "/proc/self/gid_map";
+		if (write_file(step_path, gid_map) < 0)
+			return -1;
+	}
+	/* Not before the maps: the files above belong to root while a process is not dumpable. From here on nothing
+	 * inside can open /proc/1/mem, environ or fd, although it has the same uid. */
+	return prctl(PR_SET_DUMPABLE, 0);
+}
+
+/* Loopback up, and a second address on it: with 127.0.0.1 alone, getaddrinfo("localhost", AI_ADDRCONFIG) finds
+ * nothing, because it does not count loopback addresses (RFC 3493, section 6.1). 198.18.0.0/15 is for benchmarks. */
+static int loopback(void)
+{
+	struct ifreq r;
+	struct in6_request six;
+	struct sockaddr_in *address = (struct sockaddr_in *)&r.ifr_addr;
+	int s;
+
+	if (!(plan->flags & F_NETNS))
+		return 0;
+	s = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	if (s < 0)
+		return -1;
+	memset(&r, 0, sizeof r);
+	strcpy(r.ifr_name, "lo");
+	r.ifr_flags = IFF_UP | IFF_RUNNING;
+	if (ioctl(s, SIOCSIFFLAGS, &r) < 0)
+		goto fail;
+	memset(&r, 0, sizeof r);
+	strcpy(r.ifr_name, "lo:1");
+	address->sin_family = AF_INET;
+	address->sin_addr.s_addr = htonl(0xc6120001);
+	if (ioctl(s, SIOCSIFADDR, &r) < 0)
+		goto fail;
+	address->sin_addr.s_addr = htonl(0xffffffff);
+	if (ioctl(s, SIOCSIFNETMASK, &r) < 0)
+		goto fail;
+	close(s);
+	s = socket(AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	if (s < 0)
+		return errno == EAFNOSUPPORT ? 0 : -1;      /* a host without IPv6 */
+	memset(&six, 0, sizeof six);
+	six.addr.s6_addr[0] = 0xfd;
+	six.addr.s6_addr[15] = 1;
+	six.prefix = 128;
+	six.index = 1;      /* lo is always the first interface of a network namespace */
+	/* A convenience for AI_ADDRCONFIG, not a restriction: hosts with IPv6 disabled by sysctl refuse it. */
+	(void)ioctl(s, SIOCSIFADDR, &six);
+	close(s);
+	return 0;
+fail:
+	close(s);
+	return -1;
+}
+
+/* What will stay writable, or must be shown again under something hidden, is cloned before everything turns
+ * read-only. fstat on the clone, not on the path, is what proves that it is the approved directory. */
+static int open_sources(void)
+{
+	struct record r;
+	uint32_t i = 0;
+
+	FOR_EACH_RECORD(r) {
+		struct stat st;
+		uint64_t set = MOUNT_ATTR_NOSUID_;
+		unsigned recursive = r.n.a & O_FLAT ? 0 : AT_RECURSIVE_;
+		int fd;
+
+		if (r.kind != K_SOURCE)
+			continue;
+		step_path = r.s[0];
+		int place = open_target(r.s[0]);
+		if (place < 0 && r.n.a & O_OPTIONAL && absent()) {
+			source_fd[i++] = -1;
+			continue;
+		}
+		if (place < 0)
+			return -1;
+		fd = open_tree(place, "", OPEN_TREE_CLONE_ | AT_EMPTY_PATH | recursive);
+		close(place);
+		if (fd < 0)
+			return -1;
+		if (r.n.a & O_PINNED) {
+			if (fstat(fd, &st) < 0)
+				return -1;
+			if ((uint64_t)st.st_dev != r.n.c || (uint64_t)st.st_ino != r.n.d) {
+				step_name = "pin";
+				errno = ESTALE;
+				return -1;
+			}
+		}
+		if (!(r.n.a & O_DEVICES))
+			set |= MOUNT_ATTR_NODEV_;
+		if (r.n.a & O_READONLY)
+			set |= MOUNT_ATTR_RDONLY_;
+		if (set_attr(fd, "", AT_EMPTY_PATH | recursive, set, MS_PRIVATE_) < 0)
+			return -1;
+		source_fd[i++] = fd;
+	}
+	return 0;
+}
+
+/* Private, not slave: with slave propagation a mount that the host makes later would appear here, and writable. */
+static int readonly_world(void)
+{
+	step_path = "/";
+	return set_attr(AT_FDCWD, "/", AT_RECURSIVE_, MOUNT_ATTR_RDONLY_ | MOUNT_ATTR_NOSUID_ | MOUNT_ATTR_NODEV_, MS_PRIVATE_);
+}
+
+static int view_record(const struct record *r)
+{
+	int fd, saved;
+
+	step_path = r->s[2] ? r->s[2] : r->s[1] ? r->s[1] : r->s[0];
+	switch (r->kind) {
+	case K_BASE: {
+		/* One tmpfs serves every private directory. It is attached before parts of it are bound elsewhere:
+		 * kernels before 6.15 refuse to clone from a detached mount. */
+		const char *const options[] = {"mode", "755", "size", plan->tmpfs_size, "nr_inodes", plan->tmpfs_inodes, NULL};
+		tmpfs_fd = new_filesystem("tmpfs", options, MOUNT_ATTR_NOSUID_ | MOUNT_ATTR_NODEV_);
+		return tmpfs_fd < 0 ? -1 : attach(tmpfs_fd, r->s[0]);
+	}
+	case K_MKDIR:
+		return mkdirat(tmpfs_fd, r->s[0], r->n.a);
+	case K_LINK:
+		return symlinkat(r->s[1], tmpfs_fd, r->s[0]);
+	case K_FILE:
+		/* n.d: the size to show; bytes beyond the content are a hole */
+		fd = openat(tmpfs_fd, r->s[0], O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, r->n.a);
+		if (fd < 0)
+			return -1;
+		if ((r->raw_length && write(fd, r->raw, r->raw_length) != (ssize_t)r->raw_length) ||
+		    (r->n.d && ftruncate(fd, (off_t)r->n.d) < 0))
+			goto fail;
+		close(fd);
+		return 0;
+	case K_TBIND:
+		fd = open_tree(tmpfs_fd, r->s[0], OPEN_TREE_CLONE_);
+		if (fd < 0)
+			return -1;
+		if (r->n.a & O_READONLY && set_attr(fd, "", AT_EMPTY_PATH, MOUNT_ATTR_RDONLY_, 0) < 0)
+			goto fail;
+		if (attach(fd, r->s[1]) < 0 && !(r->n.a & O_OPTIONAL && absent()))
+			goto fail;
+		close(fd);
+		return 0;
+	case K_MASK: {
+		/* A directory is covered by an empty directory, anything else by an empty file, neither of which can be
+		 * opened. Looked at here and not in Python: either may have been made a moment ago. */
+		struct stat st;
+		int to = open_target(r->s[2]);
+		if (to < 0)
+			return r->n.a & O_OPTIONAL && absent() ? 0 : -1;
+		fd = fstat(to, &st) < 0 ? -1 : open_tree(tmpfs_fd, S_ISDIR(st.st_mode) ? r->s[0] : r->s[1], OPEN_TREE_CLONE_);
+		saved = fd < 0 || set_attr(fd, "", AT_EMPTY_PATH, MOUNT_ATTR_RDONLY_, 0) < 0 ||
+			syscall(NR_move_mount, fd, "", to, "", MOVE_MOUNT_F_EMPTY_PATH_ | MOVE_MOUNT_T_EMPTY_PATH_) < 0 ? errno : 0;
+		close(to);
+		if (fd >= 0)
+			close(fd);
+		errno = saved;
+		return saved ? -1 : 0;
+	}
+	case K_ATTACH:
+		fd = source_fd[r->n.b];
+		if (fd < 0)
+			return 0;      /* optional, and not there when it was opened */
+		if (attach(fd, r->s[0]) < 0)
+			return -1;
+		close(fd);
+		source_fd[r->n.b] = -1;
+		return 0;
+	case K_PROTECT:
+		/* Bound onto itself: read-only, and neither it nor (for a link) the link can be moved or unlinked,
+		 * since a mount point is busy. */
+		fd = open_target(r->s[0]);
+		if (fd < 0)
+			return r->n.a & O_OPTIONAL && absent() ? 0 : -1;
+		saved = open_tree(fd, "", OPEN_TREE_CLONE_ | AT_RECURSIVE_ | AT_EMPTY_PATH);
+		close(fd);
+		fd = saved;
+		if (fd < 0)
+			return -1;
+		if ((r->n.a & O_READONLY && set_attr(fd, "", AT_EMPTY_PATH | AT_RECURSIVE_, MOUNT_ATTR_RDONLY_, 0) < 0) ||
+		    attach(fd, r->s[0]) < 0)
+			goto fail;
+		close(fd);
+		return 0;
+	case K_PROC: {
+		/* Read-only as a whole: as root over 800 of its files could be written otherwise, and no list of the
+		 * dangerous ones stays complete. */
+		const char *const none[] = {NULL};
+		step_path = "/proc";
+		fd = new_filesystem("proc", none, MOUNT_ATTR_NOSUID_ | MOUNT_ATTR_NODEV_ | MOUNT_ATTR_NOEXEC_ |
+		                                      (r->n.a & O_READONLY ? MOUNT_ATTR_RDONLY_ : 0));
+		if (fd < 0)
+			return -1;
+		if (attach(fd, step_path) < 0)
+			goto fail;
+		close(fd);
+		return 0;
+	}
+	case K_DEVPTS: {
+		const char *const options[] = {"ptmxmode", "0666", "mode", "620", NULL};
+		fd = new_filesystem("devpts", options, MOUNT_ATTR_NOSUID_ | MOUNT_ATTR_NOEXEC_);
+		if (fd < 0)
+			return -1;
+		if (attach(fd, r->s[0]) < 0)
+			goto fail;
+		close(fd);
+		return 0;
+	}
+	default:
+		return 0;
+	}
+fail:
+	saved = errno;
+	close(fd);
+	errno = saved;
+	return -1;
+}
+
+static int build_view(void)
+{
+	struct record r;
+	static const char *const names[K_COUNT] = {
+		[K_BASE] = "tmpfs", [K_MKDIR] = "mkdir", [K_FILE] = "file", [K_LINK] = "symlink", [K_TBIND] = "mask",
+		[K_ATTACH] = "attach", [K_PROTECT] = "protect", [K_PROC] = "proc", [K_DEVPTS] = "devpts", [K_MASK] = "mask",
+	};
+
+	FOR_EACH_RECORD(r) {
+		if (!names[r.kind])
+			continue;
+		step_name = names[r.kind];
+		if (view_record(&r) < 0)
+			return -1;
+	}
+	/* The tmpfs where it is attached; what has been bound from it elsewhere has flags of its own. */
+	step_name = "readonly";
+	return tmpfs_fd < 0 ? 0 : set_attr(tmpfs_fd, "", AT_EMPTY_PATH, MOUNT_ATTR_RDONLY_, 0);
+}
+
+/* The inherited working directory is still the old, uncovered one; entering it by name puts us on the mounts. A
+ * directory that has no name any more could lead ("..") to places that are masked by name: use the root instead. */
+static int enter_cwd(void)
+{
+	step_path = cwd;
+	return chdir(cwd);
+}
+
+/* ---- command: the last steps before exec, in memory shared with init ------------------------------------------------ */
+
+static int close_on_exec(void)
+{
+	uint32_t from = 3;
+
+	/* Only 0-2 and pass_fds survive the exec. Marked, not closed: they are still needed until then. */
+	for (size_t i = 0; i <= keep_count; i++) {
+		uint32_t to = i < keep_count ? keep[i] : ~0u;
+		if (to > from && syscall(NR_close_range, from, i < keep_count ? to - 1 : ~0u, CLOSE_RANGE_CLOEXEC_) < 0)
+			return -1;
+		if (to >= from)
+			from = to + 1;
+	}
+	return 0;
+}
+
+static int new_session(void)
+{
+	/* A leader only when asked: setsid(1) and os.setpgid() fail or behave differently for one that is already. */
+	if (plan->flags & F_SETSID)
+		return setsid() < 0 ? -1 : 0;
+	if (plan->flags & F_SETPGID)
+		return setpgid(0, 0);
+	return 0;
+}
+
+static int drop_bounding(void)
+{
+	int c = 0;
+
+	while (prctl(PR_CAPBSET_DROP, c, 0, 0, 0) == 0)
+		c++;
+	if (errno != EINVAL || c < 38)      /* EINVAL ends the list; every supported kernel knows at least 38 */
+		return -1;
+	/* Ambient first: NO_CAP_AMBIENT_RAISE does not clear what is there. */
+	if (prctl(PR_CAP_AMBIENT_, 4 /* CLEAR_ALL */, 0, 0, 0) < 0)
+		return -1;
+	return prctl(PR_SET_SECUREBITS, SECUREBITS_, 0, 0, 0);
+}
+
+/* Raw calls: libc would tell all threads, and this one shares its memory with init. */
+static int switch_user(void)
+{
+	if (plan->flags & F_GROUPS && syscall(SYS_setgroups, group_count, group_list) < 0)
+		return -1;
+	if (plan->flags & F_GID && syscall(SYS_setresgid, plan->gid, plan->gid, plan->gid) < 0)
+		return -1;
+	if (plan->flags & F_UID && syscall(SYS_setresuid, plan->uid, plan->uid, plan->uid) < 0)
+		return -1;
+	return 0;
+}
+
+static int drop_capabilities(void)
+{
+	struct cap_header h = {CAPABILITY_VERSION_3, 0};
+	struct cap_data none[2] = {{0, 0, 0}, {0, 0, 0}};
+	return (int)syscall(SYS_capset, &h, none);
+}
+
+static int inherited_rule(int ruleset, int fd, uint64_t handled)
+{
+	struct landlock_path rule = {handled & (LL_WRITE_FILE | LL_TRUNCATE | LL_IOCTL_DEV), fd};
+	int mode = fcntl(fd, F_GETFL);
+
+	if (mode < 0)
+		return 0;      /* closed in the caller, closed here */
+	if ((mode & O_ACCMODE) == O_RDONLY)
+		rule.access &= LL_IOCTL_DEV;
+	if (!rule.access)
+		return 0;
+	/* "echo > /dev/stdout" opens the file behind fd 1 anew. Pipes and sockets have no place in a hierarchy
+	 * (EBADFD) and need no rule. */
+	if (syscall(NR_landlock_add_rule, ruleset, LANDLOCK_RULE_PATH_BENEATH_, &rule, 0) < 0 && errno != EBADFD)
+		return -1;
+	return 0;
+}
+
+/* A file inherited for reading lies on the caller's writable mount: truncate("/proc/self/fd/0") would empty it.
+ * Handling TRUNCATE makes every open() walk to the root (+27 %), so only where there is such a file. */
+static int readonly_file(int fd)
+{
+	struct stat st;
+	int mode = fcntl(fd, F_GETFL);
+
+	return mode >= 0 && (mode & O_ACCMODE) == O_RDONLY && fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
+}
+
+/* Rules while the privileges last (a root may lie under a directory that only they can search), the restriction
+ * itself once they are gone. */
+static int ruleset_fd = -1;
+
+static int landlock_rules(void)
+{
+	struct landlock_attr a = {plan->ll_fs & ~LL_TRUNCATE, plan->ll_net, plan->ll_scoped};
+	struct record r;
+	struct stat st;
+	int ruleset, need_truncate = 0;
+
+	if (!plan->ll_fs && !plan->ll_net && !plan->ll_scoped)
+		return 0;
+	for (int fd = 0; fd < 3; fd++)
+		need_truncate |= readonly_file(fd);
+	for (size_t i = 0; i < keep_count; i++)
+		need_truncate |= readonly_file((int)keep[i]);
+	if (need_truncate)
+		a.fs = plan->ll_fs;
+	ruleset = (int)syscall(NR_landlock_create_ruleset, &a, a.scoped ? sizeof a : a.net ? 16 : 8, 0);
+	if (ruleset < 0)
+		return -1;
+	FOR_EACH_RECORD(r) {
+		struct landlock_path rule;
+
+		if (r.kind != K_RULE)
+			continue;
+		step_path = r.s[0];
+		rule.fd = open(r.s[0], O_PATH | O_CLOEXEC);
+		if (rule.fd < 0) {
+			if (r.n.a & O_OPTIONAL && absent())
+				continue;
+			return -1;
+		}
+		rule.access = r.n.c & a.fs;
+		if (fstat(rule.fd, &st) < 0)
+			return -1;
+		if (!S_ISDIR(st.st_mode))
+			rule.access &= LL_WRITE_FILE | LL_TRUNCATE | LL_IOCTL_DEV;
+		if (rule.access && syscall(NR_landlock_add_rule, ruleset, LANDLOCK_RULE_PATH_BENEATH_, &rule, 0) < 0)
+			return -1;
+		close(rule.fd);
+	}
+	step_path = NULL;
+	for (int fd = 0; fd < 3; fd++)
+		if (inherited_rule(ruleset, fd, a.fs) < 0)
+			return -1;
+	for (size_t i = 0; i < keep_count; i++)
+		if (inherited_rule(ruleset, (int)keep[i], a.fs) < 0)
+			return -1;
+	ruleset_fd = ruleset;
+	return 0;
+}
+
+static int landlock_restrict(void)
+{
+	if (ruleset_fd < 0)
+		return 0;
+	return (int)syscall(NR_landlock_restrict_self, ruleset_fd, 0);
+}
+
+static int set_limits(void)
+{
+	struct record r;
+
+	FOR_EACH_RECORD(r)
+		if (r.kind == K_RLIMIT) {
+			struct rlimit now, limit = {r.n.c, r.n.d};
+
+			/* Never raised: what the caller lives under binds the command too. */
+			if (getrlimit((int)r.n.a, &now) < 0)
+				return -1;
+			if (limit.rlim_max > now.rlim_max)
+				limit.rlim_max = now.rlim_max;
+			if (limit.rlim_cur > limit.rlim_max)
+				limit.rlim_cur = limit.rlim_max;
+			if (setrlimit((int)r.n.a, &limit) < 0)
+				return -1;
+		}
+	return 0;
+}
+
+/* The belt that checks the braces: exec is reached only by a process that the kernel itself says is powerless. */
+static int verify(void)
+{
+	struct cap_header h = {CAPABILITY_VERSION_3, 0};
+	struct cap_data d[2];
+
+	if (syscall(SYS_capget, &h, d) < 0)
+		return -1;
+	for (int i = 0; i < 2; i++)
+		if (d[i].effective | d[i].permitted | d[i].inheritable) {
+			errno = EPERM;
+			return -1;
+		}
+	if (prctl(PR_GET_NO_NEW_PRIVS_, 0, 0, 0, 0) != 1) {
+		errno = EPERM;
+		return -1;
+	}
+	return 0;
+}
+
+static int restore_signals(void)
+{
+	struct sigaction ignore;
+
+	memset(&ignore, 0, sizeof ignore);
+	ignore.sa_handler = SIG_IGN;
+	if (sigchld_ignored && sigaction(SIGCHLD, &ignore, NULL) < 0)
+		return -1;
+	umask(original_umask);
+	return sigprocmask(SIG_SETMASK, &original_mask, NULL);
+}
+
+static int filter(void)
+{
+	struct record r;
+
+	FOR_EACH_RECORD(r)
+		if (r.kind == K_FILTER) {
+			struct bpf_program p = {(unsigned short)(r.raw_length / 8), r.raw};
+			if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER_, 0, &p) < 0)
+				return -1;
+		}
+	return 0;
+}
+
+/* Each candidate in turn; the first error that says more than "not here" wins, as in _posixsubprocess.c. */
+static int execute(void)
+{
+	int telling = 0, last = ENOENT;
+
+	for (size_t i = 0; candidates[i]; i++) {
+		execve(candidates[i], command_argv, environ);
+		last = errno;
+		if (!absent() && !telling)
+			telling = errno;
+	}
+	errno = telling ? telling : last;
+	failure.is_exec = 1;
+	return -1;
+}
+
+struct step { const char *name; int (*run)(void); };
+
+static const struct step command_steps[] = {
+	{"close_fds", close_on_exec}, {"session", new_session}, {"landlock_rules", landlock_rules},
+	{"bounding_set", drop_bounding}, {"user", switch_user}, {"capabilities", drop_capabilities},
+	{"landlock", landlock_restrict}, {"rlimits", set_limits}, {"verify", verify}, {"signals", restore_signals},
+	{"seccomp", filter}, {"exec", execute},
+};
+
+static int command_main(void *unused)
+{
+	(void)unused;
+	for (size_t i = 0; i < sizeof command_steps / sizeof *command_steps; i++) {
+		step_name = command_steps[i].name;
+		step_path = NULL;
+		if (command_steps[i].run() < 0) {
+			failure.step = step_name;
+			failure.path = step_path;
+			failure.error = errno ? errno : EINVAL;
+			break;
+		}
+	}
+	_exit(127);
+}
+
+/* ---- init: after the command runs -------------------------------------------------------------------------------- */
+
+static pid_t command_pid;
+
+/* The kernel turns the pid in SCM_CREDENTIALS into the receiver's numbering, which is how the caller learns the
+ * command's pid outside; init may name another process since it is privileged in its own namespace (man 7 unix). */
+static int say_running(void)
+{
+	uint32_t type[2] = {M_RUNNING, 0};
+	struct iovec io = {type, sizeof type};
+	union {
+		struct cmsghdr align;
+		char bytes[CMSG_SPACE(sizeof(struct ucred)) + CMSG_SPACE(2 * sizeof(int))];
+	} control;
+	struct msghdr m = {.msg_iov = &io, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+	struct ucred who = {command_pid, geteuid(), getegid()};
+	int fds[2], failed;
+	struct cmsghdr *c;
+
+	memset(&control, 0, sizeof control);
+	fds[0] = (int)syscall(NR_pidfd_open, getpid(), 0);
+	fds[1] = (int)syscall(NR_pidfd_open, command_pid, 0);
+	if (fds[0] < 0 || fds[1] < 0)
+		return -1;
+	c = CMSG_FIRSTHDR(&m);
+	c->cmsg_level = SOL_SOCKET;
+	c->cmsg_type = 2 /* SCM_CREDENTIALS */;
+	c->cmsg_len = CMSG_LEN(sizeof who);
+	memcpy(CMSG_DATA(c), &who, sizeof who);
+	c = CMSG_NXTHDR(&m, c);
+	c->cmsg_level = SOL_SOCKET;
+	c->cmsg_type = SCM_RIGHTS;
+	c->cmsg_len = CMSG_LEN(sizeof fds);
+	memcpy(CMSG_DATA(c), fds, sizeof fds);
+	failed = sendmsg(plan->socket, &m, MSG_NOSIGNAL) < 0 && errno != EPIPE && errno != ECONNRESET;
+	close(fds[0]);
+	close(fds[1]);
+	return failed ? -1 : 0;
+}
+
+static void only_keep(int *fds, size_t n)
+{
+	uint32_t sorted[8], from = 0;
+
+	for (size_t i = 0; i < n; i++)
+		sorted[i] = (uint32_t)fds[i];
+	qsort(sorted, n, sizeof *sorted, by_number);
+	for (size_t i = 0; i < n; i++) {
+		if (sorted[i] > from)
+			syscall(NR_close_range, from, sorted[i] - 1, 0);
+		from = sorted[i] + 1;
+	}
+	syscall(NR_close_range, from, ~0u, 0);
+}
+
+/* Names of what is still alive, for the report. Reads /proc with raw getdents: opendir() allocates. */
+static uint32_t name_survivors(char *names, size_t room)
+{
+	static char buffer[8192] __attribute__((aligned(8)));
+	uint32_t count = 0;
+	size_t used = 0;
+	int dir = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	long n;
+
+	if (dir < 0)
+		return 0;
+	while ((n = syscall(SYS_getdents64, dir, buffer, sizeof buffer)) > 0)
+		for (long at = 0; at < n;) {
+			unsigned short length;
+			const char *name = buffer + at + 19;      /* struct linux_dirent64: ino 8, off 8, reclen 2, type 1 */
+			char path[64];
+			ssize_t got;
+			int fd;
+
+			memcpy(&length, buffer + at + 16, sizeof length);
+			at += length;
+			if (*name < '1' || *name > '9' || !strcmp(name, "1"))
+				continue;
+			count++;
+			snprintf(path, sizeof path, "/proc/%.20s/comm", name);
+			fd = open(path, O_RDONLY | O_CLOEXEC);
+			if (fd < 0)
+				continue;
+			if (room - used > 32) {
+				got = read(fd, names + used, 16);
+				if (got > 0) {
+					used += (size_t)got;
+					if (names[used - 1] != '\n')
+						names[used++] = '\n';
+				}
+			}
+			close(fd);
+		}
+	close(dir);
+	return count;
+}
+
+static int reap(int *status)
+{
+	int st, got_command = 0;
+	pid_t pid;
+
+	while ((pid = waitpid(-1, &st, WNOHANG)) > 0)
+		if (pid == command_pid) {
+			*status = st;
+			got_command = 1;
+		}
+	/* Every process in the namespace has a chain of parents that ends here, so "no children" means "empty". */
+	return (got_command ? 1 : 0) | (pid < 0 && errno == ECHILD ? 2 : 0);
+}
+
+static void forward(const int32_t *request)
+{
+	int signal_number = request[0];
+
+	if (!command_pid)
+		return;
+	/* The command is a member of init's group unless it made one; -1 would be too much, its own group is right. */
+	if (request[1]) {
+		pid_t group = getpgid(command_pid);
+		if (group > 1)
+			kill(-group, signal_number);
+		else
+			/* init's own group: every member but init itself, which has them all blocked */
+			kill(0, signal_number);
+	} else {
+		kill(command_pid, signal_number);
+	}
+}
+
+static void __attribute__((noreturn)) init_loop(void)
+{
+	static struct ended e;
+	int32_t request[2];
+	sigset_t chld;
+	int status = 0, state = 0, command_done = 0, socket_open = 1;
+	int64_t deadline = -1, wall_end = plan->wall_ms ? now_ms() + (int64_t)plan->wall_ms : -1;
+	int signals;
+
+	sigemptyset(&chld);
+	sigaddset(&chld, SIGCHLD);
+	signals = signalfd(-1, &chld, SFD_CLOEXEC | SFD_NONBLOCK);
+	if (signals < 0)
+		_exit(125);
+	{
+		int mine[] = {signals, pair[1], caller_fd, plan->socket};
+		only_keep(mine, 4);
+	}
+	e.type = M_ENDED;
+	for (;;) {
+		struct pollfd p[4] = {
+			{.fd = signals, .events = POLLIN}, {.fd = caller_fd, .events = POLLIN}, {.fd = pair[1], .events = POLLIN},
+			{.fd = socket_open ? plan->socket : -1, .events = POLLIN},
+		};
+		int64_t wait = wall_end < 0 ? -1 : wall_end - now_ms();
+
+		state = reap(&status);
+		if (state & 1) {
+			command_done = 1;
+			command_pid = 0;
+			deadline = now_ms() + plan->grace_ms;
+		}
+		if (command_done && (state & 2 || (deadline - now_ms()) <= 0))
+			break;
+		if (!command_done && wall_end >= 0 && now_ms() >= wall_end) {
+			e.wall_limit = 1;
+			break;
+		}
+		if (command_done)
+			wait = deadline - now_ms();
+		if (wait > 3600 * 1000)
+			wait = 3600 * 1000;
+		if (poll(p, 4, (int)wait) < 0 && errno != EINTR)
+			_exit(125);
+		if (p[0].revents & POLLIN) {
+			struct signalfd_siginfo si;
+			while (read(signals, &si, sizeof si) > 0)
+				;
+		}
+		if (p[1].revents)
+			_exit(125);      /* the calling process is gone: the kernel ends everything here with us */
+		if (p[2].revents) {
+			ssize_t n = recv(pair[1], request, sizeof request, MSG_DONTWAIT);
+			if (n == sizeof request)
+				forward(request);
+			else if (n == 0)
+				_exit(125);      /* the monitor died */
+		}
+		if (p[3].revents) {
+			char nothing[64];
+			/* The caller may drop its end and let the command go on, as Popen allows. */
+			if (recv(plan->socket, nothing, sizeof nothing, MSG_DONTWAIT) <= 0)
+				socket_open = 0;
+		}
+	}
+	if (!(state & 2)) {
+		pid_t pid;
+		int st;
+
+		e.left_behind = name_survivors(e.names, sizeof e.names);
+		kill(-1, SIGKILL);
+		while ((pid = waitpid(-1, &st, 0)) > 0 || errno == EINTR)
+			if (pid > 0 && pid == command_pid)
+				status = st;
+	}
+	{
+		struct rusage u;
+		if (getrusage(RUSAGE_CHILDREN, &u) == 0) {
+			e.user_us = (uint64_t)u.ru_utime.tv_sec * 1000000 + (uint64_t)u.ru_utime.tv_usec;
+			e.system_us = (uint64_t)u.ru_stime.tv_sec * 1000000 + (uint64_t)u.ru_stime.tv_usec;
+			e.max_rss_kb = (uint64_t)u.ru_maxrss;
+		}
+	}
+	e.status = status;
+	(void)send(plan->socket, &e, sizeof e, MSG_NOSIGNAL | MSG_DONTWAIT);
+	(void)send(pair[1], &status, sizeof status, MSG_NOSIGNAL);
+	_exit(0);
+}
+
+static const struct step init_steps[] = {
+	{"session", begin_session}, {"identity", own_identity}, {"loopback", loopback}, {"open_tree", open_sources},
+	{"readonly", readonly_world}, {"view", build_view}, {"chdir", enter_cwd},
+};
+
+static void __attribute__((noreturn)) init_main(void)
+{
+	static char stack[256 * 1024] __attribute__((aligned(64)));
+
+	close(pair[0]);
+	for (size_t i = 0; i < sizeof init_steps / sizeof *init_steps; i++) {
+		step_name = init_steps[i].name;
+		step_path = NULL;
+		if (init_steps[i].run() < 0)
+			give_up();
+	}
+	step_name = "vfork";
+	step_path = NULL;
+	/* vfork: init sleeps until the command has execed or failed, and reads the failure from their shared memory. */
+	command_pid = clone(command_main, stack + sizeof stack, CLONE_VM | CLONE_VFORK | SIGCHLD, NULL);
+	if (command_pid < 0)
+		give_up();
+	if (failure.error) {
+		report_failure(failure.is_exec ? M_EXEC_FAILED : M_FAILED, failure.step, failure.error, failure.path);
+		_exit(125);
+	}
+	step_name = "running";
+	if (say_running() < 0)
+		give_up();
+	if (chdir("/") < 0)
+		_exit(125);
+	init_loop();
+}
+
+/* ---- monitor ------------------------------------------------------------------------------------------------------ */
+
+static void __attribute__((noreturn)) mirror(int status)
+{
+	if (WIFSIGNALED(status)) {
+		struct sigaction fallback;
+		sigset_t one;
+
+		memset(&fallback, 0, sizeof fallback);
+		fallback.sa_handler = SIG_DFL;
+		sigaction(WTERMSIG(status), &fallback, NULL);
+		sigemptyset(&one);
+		sigaddset(&one, WTERMSIG(status));
+		kill(getpid(), WTERMSIG(status));
+		sigprocmask(SIG_UNBLOCK, &one, NULL);
+		_exit(128 + WTERMSIG(status));
+	}
+	_exit(WEXITSTATUS(status));
+}
+
+static void __attribute__((noreturn)) monitor_loop(pid_t init)
+{
+	/* 1, not 0: with 0 a kernel that pipes cores to a handler still calls it (fs/coredump.c). */
+	const struct rlimit no_core = {1, 1};
+
+	only_keep(pair, 1);
+	setrlimit(RLIMIT_CORE, &no_core);
+	if (chdir("/") < 0)
+		_exit(125);
+	for (;;) {
+		siginfo_t info;
+		int32_t request[2];
+		int signal_number = sigwaitinfo(&everything, &info), status, raw;
+
+		if (signal_number < 0)
+			continue;
+		if (signal_number == SIGCHLD) {
+			/* Only a reaped init proves that its pid namespace is empty (man 7 pid_namespaces). */
+			if (waitpid(init, &raw, WNOHANG) != init)
+				continue;
+			if (recv(pair[0], &status, sizeof status, MSG_DONTWAIT) == sizeof status)
+				mirror(status);
+			mirror(raw);      /* killed from outside, or the launch failed and has been reported */
+		}
+		request[0] = signal_number;
+		/* From the terminal (SI_KERNEL) it was meant for a whole foreground group; from kill(2) for one process. */
+		request[1] = info.si_code == SI_KERNEL;
+		if (signal_number == SIGTSTP || signal_number == SIGTTIN || signal_number == SIGTTOU) {
+			/* Init's group is orphaned, where the kernel discards terminal stops (POSIX 2.4.3). */
+			request[0] = SIGSTOP;
+			request[1] = 1;
+		} else if (signal_number == SIGCONT) {
+			request[1] = 1;
+		}
+		(void)send(pair[0], request, sizeof request, MSG_NOSIGNAL | MSG_DONTWAIT);
+		if (request[0] == SIGSTOP)
+			kill(getpid(), SIGSTOP);
+	}
+}
+
+static int has_capability(int number)
+{
+	struct cap_header h = {CAPABILITY_VERSION_3, 0};
+	struct cap_data d[2];
+
+	return syscall(SYS_capget, &h, d) == 0 && d[number / 32].effective & (1u << number % 32);
+}
+
+/* Every id that exists here, mapped to itself: ownership looks the same inside, and user= can switch to any of them. */
+static int identity_map(const char *path, char *out, size_t room)
+{
+	static char text[4096];
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	ssize_t n;
+	size_t used = 0;
+	char *line, *state = NULL;
+
+	if (fd < 0)
+		return -1;
+	n = read(fd, text, sizeof text - 1);
+	close(fd);
+	if (n <= 0)
+		return -1;
+	text[n] = 0;
+	for (line = strtok_r(text, "\n", &state); line; line = strtok_r(NULL, "\n", &state)) {
+		unsigned long first, outside, count;
+		int wrote;
+
+		if (sscanf(line, "%lu %lu %lu", &first, &outside, &count) != 3) {
+			errno = EINVAL;
+			return -1;
+		}
+		wrote = snprintf(out + used, room - used, "%lu %lu %lu\n", first, first, count);
+		if (wrote < 0 || (size_t)wrote >= room - used) {
+			errno = E2BIG;
+			return -1;
+		}
+		used += (size_t)wrote;
+	}
+	return 0;
+}
+
+static int write_maps(pid_t init)
+{
+	static char path[64];
+
+	step_path = path;
+	snprintf(path, sizeof path, "/proc/%d/uid_map", (int)init);
+	if (write_file(path, uid_map) < 0)
+		return -1;
+	snprintf(path, sizeof path, "/proc/%d/gid_map", (int)init);
+	if (write_file(path, gid_map) < 0)
+		return -1;
+	return send(pair[0], "", 1, MSG_NOSIGNAL) == 1 ? 0 : -1;
+}
+
+static void monitor_main(void)
+{
+	struct sigaction before, fallback;
+	unsigned long flags = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP | SIGCHLD;
+	pid_t init;
+
+	/* Closed in the caller means closed in the command: hold their place until the exec. */
+	for (int fd; (fd = open("/dev/null", O_RDWR | O_CLOEXEC)) >= 0;)
+		if (fd > 2) {
+			close(fd);
+			break;
+		}
+	step_name = "prepare";
+	fcntl(plan->socket, F_SETFD, FD_CLOEXEC);
+	fcntl(plan_fd, F_SETFD, FD_CLOEXEC);
+	prctl(PR_SET_NAME, "sandbox-monitor");
+	sigfillset(&everything);
+	if (sigprocmask(SIG_BLOCK, &everything, &original_mask) < 0)
+		give_up();
+	/* With SIGCHLD ignored children vanish unreaped and waitpid() has nothing to say (man 2 waitpid). */
+	memset(&fallback, 0, sizeof fallback);
+	fallback.sa_handler = SIG_DFL;
+	if (sigaction(SIGCHLD, &fallback, &before) < 0)
+		give_up();
+	sigchld_ignored = before.sa_handler == SIG_IGN;
+	original_umask = umask(0);
+	step_name = "no_new_privs";
+	if (prctl(PR_SET_NO_NEW_PRIVS_, 1, 0, 0, 0) < 0)
+		give_up();
+	step_name = "caller";
+	caller_fd = (int)syscall(NR_pidfd_open, plan->caller, 0);
+	/* In this order: a pid that still is our parent's cannot have been given to someone else before the open. */
+	if ((pid_t)plan->caller != getppid())
+		_exit(125);
+	if (caller_fd < 0)
+		give_up();
+	step_name = "chdir";
+	if (!getcwd(cwd, sizeof cwd) || cwd[0] != '/')
+		strcpy(cwd, "/");
+	step_name = "identity";
+	maps_by_monitor = has_capability(CAP_SETUID_) && has_capability(CAP_SETGID_);
+	if (maps_by_monitor) {
+		step_path = "/proc/self/uid_map";
+		if (identity_map(step_path, uid_map, sizeof uid_map) < 0)
+			give_up();
+		step_path = "/proc/self/gid_map";
+		if (identity_map(step_path, gid_map, sizeof gid_map) < 0)
+			give_up();
+		step_path = NULL;
+	} else {
+		snprintf(uid_map, sizeof uid_map, "%u %u 1", (unsigned)geteuid(), (unsigned)geteuid());
+		snprintf(gid_map, sizeof gid_map, "%u %u 1", (unsigned)getegid(), (unsigned)getegid());
+	}
+	step_name = "socketpair";
+	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
+		give_up();
+	step_name = "clone";
+	if (plan->flags & F_NETNS)
+		flags |= CLONE_NEWNET;
+	init = (pid_t)syscall(SYS_clone, flags, 0, 0, 0, 0);
+	if (init < 0)
+		give_up();
+	if (init == 0)
+		init_main();
+	close(pair[1]);
+	if (maps_by_monitor && write_maps(init) < 0) {
+		step_name = "identity";
+		report_failure(M_FAILED, step_name, errno, step_path);
+		kill(init, SIGKILL);
+		waitpid(init, NULL, 0);
+		_exit(125);
+	}
+	monitor_loop(init);
+}
+
+int main(int argc, char **argv)
+{
+	static const char name[] = "sandboxed-subprocess ";
+	char *end;
+	long fd;
+
+	if (argc < 1 || !argv[0])
+		return 64;
+	if (!strcmp(argv[0], "sandboxed-subprocess-probe"))
+		return 0;      /* what detect() runs inside a trial sandbox */
+	if (strncmp(argv[0], name, sizeof name - 1)) {
+		dprintf(2, "This is the launcher of the Python package sandboxed_subprocess; it is started by the package.\n");
+		return 64;
+	}
+	errno = 0;
+	fd = strtol(argv[0] + sizeof name - 1, &end, 10);
+	if (errno || *end || end == argv[0] + sizeof name - 1 || fd < 0 || fd > INT_MAX)
+		bad_plan("no plan");
+	plan_fd = (int)fd;
+	command_argv = argv;
+	parse(plan_fd);
+	monitor_main();
+	return 125;
+}

@@ -1,0 +1,348 @@
+"""What a policy's paths mean on this host: links, secrets, repositories, sockets. POSIX only; reads, never writes."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import functools
+import os
+import re
+import stat
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+from ._errors import PolicyError
+from ._policy import Glob
+
+SENSITIVE_IN_HOME = (
+    """.ssh .aws .azure .config/gcloud .gcloud .kube .docker .npmrc .pypirc .gnupg .cargo/credentials
+    .cargo/credentials.toml .git-credentials .netrc .config/gh .config/op .vault-token .terraform.d .password-store
+    .local/share/keyrings .secrets .config/containers/auth.json .config/hub .config/glab-cli .config/rclone .s3cfg
+    .config/sops .boto .databrickscfg .oci .yarnrc.yml .config/git/credentials .pgpass .my.cnf .mylogin.cnf
+    .mozilla .thunderbird .config/google-chrome .config/chromium .config/BraveSoftware .config/microsoft-edge
+    .config/vivaldi .config/opera snap/firefox .var/app/org.mozilla.firefox .var/app/com.google.Chrome
+    .bash_history .zsh_history .history .python_history .node_repl_history .psql_history .mysql_history .sqlite_history
+    .rediscli_history .local/share/fish/fish_history .local/state/python/history""".split()
+)
+SENSITIVE_IN_SYSTEM = (
+    """/etc/shadow /etc/shadow- /etc/gshadow /etc/gshadow- /etc/sudoers /etc/sudoers.d /etc/security/opasswd
+    /etc/krb5.keytab /etc/ssh/ssh_host_rsa_key /etc/ssh/ssh_host_ecdsa_key /etc/ssh/ssh_host_ed25519_key
+    /etc/ssh/ssh_host_dsa_key /etc/ssl/private /etc/NetworkManager/system-connections /etc/wpa_supplicant /etc/wireguard
+    /etc/openvpn""".split()
+)
+
+GIT = ".git"
+PROTECTED_NAMES = frozenset(
+    {GIT, ".hg", ".svn", ".vscode", ".idea", ".envrc", ".mcp.json", ".claude", ".codex", ".agents"}
+)
+# What a login, a shell or a desktop session runs; read-only where a root covers the home directory.
+STARTUP_IN_HOME = (
+    """.profile .bashrc .bash_profile .bash_login .bash_logout .bash_aliases .zshrc .zshenv .zprofile .zlogin .zlogout
+    .kshrc .cshrc .tcshrc .login .inputrc .xprofile .xinitrc .xsession .xsessionrc .pam_environment .config/systemd
+    .config/autostart .config/fish .config/environment.d .config/git .local/bin .local/share/systemd bin .gitconfig
+    .gitattributes .vimrc .vim .config/nvim .emacs .emacs.d .tmux.conf .config/tmux .screenrc .gdbinit .pythonrc
+    .pythonstartup .config/pip .pip .condarc .cargo/config .cargo/config.toml .cargo/bin .config/direnv""".split()
+)
+
+MAX_DIRECTORIES = 50_000
+"""Where the search for nested repositories stops; the report says so."""
+
+
+# -- links ------------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Resolved:
+    """A path with no symbolic link left in it, and the links that were met on the way: (where it lies, what it says)."""
+
+    real: str
+    links: tuple[tuple[str, str], ...]
+
+
+def resolve(path: str) -> Resolved:
+    """Follows every link, also of paths that do not exist (yet).
+
+    Raises:
+        PolicyError: a loop of links, or a path longer than the system's limit.
+    """
+    links: list[tuple[str, str]] = []
+    todo = deque(part for part in path.split("/") if part not in ("", "."))
+    real = ""
+    while todo:
+        part = todo.popleft()
+        if part == "..":
+            real = real.rpartition("/")[0]
+            continue
+        here = f"{real}/{part}"
+        try:
+            text = os.readlink(here)
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                raise PolicyError(f"{path!r}: the path is too long for this system") from None
+            real = here
+            continue
+        links.append((here, text))
+        if len(links) > 40:
+            raise PolicyError(f"{path!r}: too many levels of symbolic links")
+        if text.startswith("/"):
+            real = ""
+        todo.extendleft(part for part in reversed(text.split("/")) if part not in ("", "."))
+    return Resolved(real or "/", tuple(links))
+
+
+def expand_user(path: str) -> str:
+    """`~` and `~name` by HOME and the user database.
+
+    Raises:
+        PolicyError: there is no such home.
+    """
+    if not path.startswith("~"):
+        return path
+    found = os.path.expanduser(path)
+    if not os.path.isabs(found):
+        raise PolicyError(f"{path!r}: no such home directory")
+    return found
+
+
+def is_within(path: str, directory: str) -> bool:
+    return path == directory or directory == "/" or path.startswith(directory + "/")
+
+
+@functools.lru_cache(64)
+def homes(environment_home: str | None, uid: int, other_uid: int | None = None) -> tuple[str, ...]:
+    """Home directories whose secrets matter: by HOME, by the user database, and of the user that `user=` names."""
+    import pwd
+
+    found = [environment_home] if environment_home and os.path.isabs(environment_home) else []
+    for number in (uid, other_uid):
+        try:
+            if number is not None:
+                found.append(pwd.getpwuid(number).pw_dir)
+        except KeyError:
+            continue
+    real = (resolve(path).real for path in found)
+    return tuple(dict.fromkeys(path for path in real if path not in ("/", "/nonexistent")))
+
+
+# -- what is protected in a writable root --------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """Names that must not be changed, below one root, as they were at one moment.
+
+    Attributes:
+        found: (path, kind), the kind being "dir", "file" or "link".
+        complete: False where the search stopped at `MAX_DIRECTORIES`.
+    """
+
+    found: tuple[tuple[str, str], ...]
+    complete: bool
+
+
+_searches: dict[str, tuple[float, float, int, Search]] = {}
+
+
+def search_protected(root: str) -> Search:
+    """Finds repositories and the like below `root`, nearest first.
+
+    A search that took long is good for twenty times as long: launches in a large tree cost 5 % of it at most.
+    Changes in the root directory itself are always seen.
+    """
+    try:
+        changed = os.stat(root).st_ctime_ns
+    except OSError:
+        return Search((), True)
+    now = time.monotonic()
+    known = _searches.get(root)
+    if known and known[2] == changed and now - known[0] < 20 * known[1]:
+        return known[3]
+    found: list[tuple[str, str]] = []
+    queue = deque([root])
+    visited = 0
+    while queue and visited < MAX_DIRECTORIES:
+        visited += 1
+        try:
+            with os.scandir(queue.popleft()) as entries:
+                for entry in entries:
+                    if entry.name in PROTECTED_NAMES:
+                        kind = "link" if entry.is_symlink() else "dir" if entry.is_dir() else "file"
+                        found.append((entry.path, kind))
+                    elif entry.is_dir(follow_symlinks=False):
+                        queue.append(entry.path)
+        except OSError:
+            # What we cannot list the command, with no more rights than ours, cannot list either.
+            continue
+    result = Search(tuple(found), not queue)
+    if len(_searches) > 64:
+        _searches.clear()
+    _searches[root] = (now, time.monotonic() - now, changed, result)
+    return result
+
+
+@dataclasses.dataclass(frozen=True)
+class Repository:
+    """One `.git`: where it lies, and what the name stands for.
+
+    Attributes:
+        pointer: the path named `.git`.
+        gitdir: the real directory with HEAD and index.
+        common: the real directory with objects and refs; the same, but in a linked worktree.
+        trusted: the gitdir agrees that it belongs to this pointer, so a `git="commit"` may open it. A `.git` file
+            forged by an earlier command names a directory that does not.
+    """
+
+    pointer: str
+    gitdir: str
+    common: str
+    trusted: bool
+
+
+def _first_line(path: str) -> str | None:
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            return file.readline(8192).rstrip("\n")
+    except OSError:
+        return None
+
+
+def read_repository(pointer: str, root: str) -> Repository | None:
+    """What a `.git` directory, link or file stands for; None if it is none of these."""
+    real = resolve(pointer).real
+    if os.path.isdir(real):
+        # A directory in the root is as trusted as the root. One behind a link is only if it lies in the root too.
+        trusted = is_within(real, root)
+        return Repository(pointer, real, _common(real), trusted and is_within(_common(real), root))
+    line = _first_line(real)
+    if line is None or not line.startswith("gitdir: "):
+        return None
+    gitdir = resolve(os.path.join(os.path.dirname(real), line[8:])).real
+    if not os.path.isdir(gitdir):
+        return None
+    common = _common(gitdir)
+    # A linked worktree: common/worktrees/NAME, whose file `gitdir` points back here. Both are the host's to write.
+    back = _first_line(f"{gitdir}/gitdir")
+    linked = (
+        os.path.dirname(gitdir) == f"{common}/worktrees"
+        and back is not None
+        and resolve(os.path.join(gitdir, back)).real == real
+    )
+    return Repository(pointer, gitdir, common, linked or (is_within(gitdir, root) and is_within(common, root)))
+
+
+def _common(gitdir: str) -> str:
+    text = _first_line(f"{gitdir}/commondir")
+    return resolve(os.path.join(gitdir, text)).real if text else gitdir
+
+
+def safe_directories(path: str) -> list[str]:
+    """The values of safe.directory in a git configuration file. git itself is not run: its files name programs."""
+    found: list[str] = []
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            lines = file.read(1 << 20).splitlines()
+    except OSError:
+        return found
+    section = ""
+    for line in lines:
+        line = line.strip()
+        if line.startswith("["):
+            section = line.partition("]")[0][1:].strip().lower()
+        name, separator, value = line.partition("=")
+        if section == "safe" and separator and name.strip().lower() == "directory":
+            value = value.strip()
+            if value.startswith('"') and value.endswith('"') and len(value) > 1:
+                value = value[1:-1].replace('\\"', '"').replace("\\\\", "\\")
+            found.append(value)
+    return found
+
+
+# Inside a git directory, what git executes or follows. Everything else there has to be writable for a commit.
+GIT_READ_ONLY = ("config", "config.worktree", "hooks", "info", "commondir", "gitdir", "modules", "worktrees", "description", "branches", "remotes")
+GIT_PLANTED = re.compile(r"config(\..*)?|hooks|commondir|gitdir|info|rebase-merge|rebase-apply|sequencer|modules|worktrees|remotes|branches")
+
+
+# -- patterns --------------------------------------------------------------------------------------------------------------
+
+
+def expand_glob(pattern: Glob, roots: Iterable[str]) -> Iterator[str]:
+    """Existing paths that match. A relative pattern is looked for below each root. Links are not entered."""
+    text = expand_user(pattern.pattern)
+    starts = [("", text)] if text.startswith("/") else [(root, text) for root in roots]
+    for start, rest in starts:
+        parts = [part for part in rest.split("/") if part]
+        # Directories that the pattern spells out are resolved, so that what is found can be compared with real paths.
+        fixed = []
+        while len(parts) > 1 and not re.search(r"[*?\[]", parts[0]):
+            fixed.append(parts.pop(0))
+        yield from _glob(resolve("/".join([start, *fixed]) or "/").real.rstrip("/"), parts)
+
+
+def _glob(directory: str, parts: list[str]) -> Iterator[str]:
+    import fnmatch
+
+    head, rest = parts[0], parts[1:]
+    if head == "**" and not rest:
+        yield directory or "/"
+        return
+    if head == "**":
+        yield from _glob(directory, rest)
+    try:
+        with os.scandir(directory or "/") as listing:
+            entries = list(listing)
+    except OSError:
+        return
+    for entry in entries:
+        inner = entry.is_dir(follow_symlinks=False)
+        if head == "**":
+            if inner:
+                yield from _glob(entry.path, parts)
+        elif fnmatch.fnmatchcase(entry.name, head):
+            if not rest:
+                yield entry.path
+            elif inner:
+                yield from _glob(entry.path, rest)
+
+
+# -- sockets ---------------------------------------------------------------------------------------------------------------
+
+
+def host_sockets() -> list[str]:
+    """Pathnames of the unix sockets that are bound in this network namespace.
+
+    Raises:
+        OSError: /proc/net/unix cannot be read.
+    """
+    with open("/proc/net/unix", "rb", buffering=0) as file:
+        data = file.read()
+        while chunk := file.read():
+            data += chunk
+    found = {line[line.index(b" /") + 1 :] for line in data.split(b"\n") if b" /" in line}
+    return [os.fsdecode(path) for path in found]
+
+
+# -- ourselves ---------------------------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(1)
+def own_package() -> str:
+    return resolve(os.path.dirname(os.path.abspath(__file__))).real
+
+
+@functools.lru_cache(1)
+def interpreter() -> tuple[str, ...]:
+    """Real directories of the running interpreter and its standard library."""
+    found = {resolve(os.path.abspath(p)).real for p in (sys.prefix, sys.base_prefix, sys.exec_prefix, os.path.dirname(os.__file__))}
+    # A venv's executable is a link; the interpreter behind it has to be seen as well.
+    if sys.executable:
+        found.add(os.path.dirname(resolve(sys.executable).real))
+    return tuple(sorted(found))
+
+
+def is_directory(path: str) -> bool:
+    try:
+        return stat.S_ISDIR(os.lstat(path).st_mode)
+    except OSError:
+        return False

@@ -1,0 +1,697 @@
+"""Plan: a policy resolved on this host for one command. What a backend enforces, and what `explain` reads.
+
+Two stages. A `View` is what a policy alone decides, kept for the life of the process. A `Plan` adds what can differ
+at each launch: repositories in the writable roots, sockets of the host, pattern matches, the command, its environment.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import os
+import stat
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+from . import _paths, danger
+from ._errors import PolicyError
+from ._policy import Glob, Policy
+
+
+class Feature(enum.Enum):
+    """What a policy can ask of a backend. The value is what a person is told when it is missing."""
+
+    WRITE_RULES = "writes confined to the writable roots"
+    READ_RULES = "reads denied or confined"
+    PROTECTED_PATHS = "read-only paths inside a writable root"
+    PRIVATE_TMP = "a private /tmp"
+    HOST_FIFOS = "named pipes of the host out of reach"
+    UNIX_SOCKETS = "unix sockets of the host out of reach"
+    ABSTRACT_SOCKETS = "abstract unix sockets of the host out of reach"
+    NETWORK_NONE = "no network"
+    HOST_RULES = "host rules for the network"
+    PUBLISH = "ports published to the host"
+    SYSTEM_CALLS = "dangerous system calls refused"
+    NO_PRIVILEGES = "no capabilities, no new privileges"
+    PROCESSES = "processes outside invisible and out of reach"
+    TREE_KILL = "the whole tree ends with the command, the caller or kill()"
+    LIMIT_MEMORY = "limits.memory_bytes"
+    LIMIT_PROCESSES = "limits.processes"
+    LIMIT_WRITTEN = "limits.written_bytes"
+    LIMIT_FILE = "limits.file_bytes"
+    LIMIT_CPU = "limits.cpu_seconds"
+    LIMIT_WALL = "limits.wall_seconds"
+    LIMIT_FILES = "limits.open_files"
+    LIMIT_OUTPUT = "limits.output_bytes"
+    COMMAND_RULES = "command rules (commands=, approver=, upgrade_to=)"
+    CACHES = "cache directories (caches=)"
+    OBSERVE = "observation of files (observe=)"
+
+
+class Access(enum.IntEnum):
+    """What a rule grants at a path and below, until a more specific rule says otherwise."""
+
+    DENY = 0
+    READ = 1
+    WRITE = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """One path and what may be done there.
+
+    Attributes:
+        path: absolute, without symbolic links in its directories.
+        access: see `Access`.
+        why: what in the policy it comes from.
+        pin: the path itself can be neither moved nor replaced from inside.
+        show: for a denied file: the (size, mode) that it goes on showing, or None.
+    """
+
+    path: str
+    access: Access
+    why: str
+    pin: bool = False
+    show: tuple[int, int] | None = None
+    # At one and the same path: denied > protected > writable > readable.
+    rank: int = 0
+
+
+def deny(path: str, why: str) -> Rule:
+    return Rule(path, Access.DENY, why, rank=3)
+
+
+def protect(path: str, why: str) -> Rule:
+    return Rule(path, Access.READ, why, pin=True, rank=2)
+
+
+def writable(path: str, why: str, pin: bool = False) -> Rule:
+    return Rule(path, Access.WRITE, why, pin=pin, rank=1)
+
+
+def readable(path: str, why: str) -> Rule:
+    return Rule(path, Access.READ, why, rank=0)
+
+
+def sort_rules(rules: Iterable[Rule]) -> tuple[Rule, ...]:
+    """One rule for each path, the strongest; parents before children."""
+    best: dict[str, Rule] = {}
+    for rule in rules:
+        known = best.get(rule.path)
+        if known is None or rule.rank > known.rank:
+            best[rule.path] = rule
+    return tuple(sorted(best.values(), key=lambda r: (r.path.count("/") if r.path != "/" else 0, r.path)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """What is to run: the one snapshot that is checked and then executed.
+
+    Attributes:
+        argv: as `os.fsencode` makes them; argv[0] is what the program sees as its name.
+        candidates: paths that exec is tried on, in order.
+        environ: the environment asked for, before the policy.
+        keep_fds: inherited besides 0-2.
+        uid, gid, groups: to switch to inside, or None.
+        session, group_leader: as `start_new_session` and `process_group=0` say.
+    """
+
+    argv: tuple[bytes, ...]
+    candidates: tuple[bytes, ...]
+    keep_fds: tuple[int, ...] = ()
+    uid: int | None = None
+    gid: int | None = None
+    groups: tuple[int, ...] | None = None
+    session: bool = False
+    group_leader: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """What a policy means on this host, apart from what differs at each launch.
+
+    Attributes:
+        roots: real paths of the writable roots.
+        given: root -> the path in the policy, and the links on the way to it.
+        rules: from the policy and the lists of secrets, unsorted.
+        private: directories that are fresh and empty for each run.
+        private_writable: whether they, and /dev/shm, can be written.
+        tmp_source: the directory shown as /tmp, or None.
+        links: (path, text) of links inside private directories that lead to a root.
+        moved: (path, real path) of denied paths that are reached through links, to be looked at again each time.
+        home: where secrets and start-up files were looked for.
+    """
+
+    policy: Policy
+    roots: tuple[str, ...]
+    given: tuple[tuple[str, str, bool], ...]
+    rules: tuple[Rule, ...]
+    private: tuple[str, ...]
+    private_writable: bool
+    tmp_source: str | None
+    links: tuple[tuple[str, str], ...]
+    moved: tuple[tuple[str, str], ...]
+    homes: tuple[str, ...]
+    features: frozenset[Feature]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Everything a backend needs, and nothing it has to decide.
+
+    Attributes:
+        rules: sorted, one for each path, parents first.
+        pins: root -> (device, inode).
+        environ: complete, markers included.
+        private_dirs: directories (0700) that must exist inside the private ones, writable.
+        files: (path below /run, content) to provide.
+        watch: what to compare when the run is over; see `_launch.Quarantine`.
+    """
+
+    view: View
+    command: Command
+    rules: tuple[Rule, ...]
+    pins: tuple[tuple[str, tuple[int, int]], ...]
+    environ: dict[str, str]
+    dropped: tuple[str, ...]
+    private_dirs: tuple[str, ...]
+    files: tuple[tuple[str, bytes], ...]
+    watch: tuple[tuple[str, frozenset[str]], ...]
+    notes: tuple[str, ...]
+
+    @property
+    def policy(self) -> Policy:
+        return self.view.policy
+
+    @property
+    def features(self) -> frozenset[Feature]:
+        return self.view.features
+
+    def decide(self, path: str) -> Rule | None:
+        """The rule that governs a real path; None where only the default (readable, not writable) does."""
+        best = None
+        for rule in self.rules:
+            if _paths.is_within(path, rule.path):
+                best = rule
+        return best
+
+
+def required_features(policy: Policy) -> frozenset[Feature]:
+    if policy.unconfined:
+        return frozenset()
+    needed = {
+        Feature.WRITE_RULES,
+        Feature.READ_RULES,
+        Feature.HOST_FIFOS,
+        Feature.UNIX_SOCKETS,
+        Feature.SYSTEM_CALLS,
+        Feature.NO_PRIVILEGES,
+        Feature.PROCESSES,
+        Feature.TREE_KILL,
+    }
+    if policy.write:
+        needed.add(Feature.PROTECTED_PATHS)
+    if policy.tmp != "shared":
+        needed.add(Feature.PRIVATE_TMP)
+    if policy.network == "none":
+        needed.add(Feature.NETWORK_NONE)
+    elif isinstance(policy.network, tuple):
+        needed.add(Feature.HOST_RULES)
+    else:
+        needed.add(Feature.ABSTRACT_SOCKETS)
+    for field, feature in (
+        ("memory_bytes", Feature.LIMIT_MEMORY),
+        ("processes", Feature.LIMIT_PROCESSES),
+        ("written_bytes", Feature.LIMIT_WRITTEN),
+        ("file_bytes", Feature.LIMIT_FILE),
+        ("cpu_seconds", Feature.LIMIT_CPU),
+        ("wall_seconds", Feature.LIMIT_WALL),
+        ("open_files", Feature.LIMIT_FILES),
+        ("output_bytes", Feature.LIMIT_OUTPUT),
+    ):
+        if getattr(policy.limits, field) is not None:
+            needed.add(feature)
+    if policy.commands is not None or policy.approver is not None or policy.upgrade_to is not None:
+        needed.add(Feature.COMMAND_RULES)
+    if policy.caches:
+        needed.add(Feature.CACHES)
+    if policy.observe:
+        needed.add(Feature.OBSERVE)
+    if policy.publish:
+        needed.add(Feature.PUBLISH)
+    return frozenset(needed)
+
+
+# -- stage one: the view ------------------------------------------------------------------------------------------------
+
+_lock = threading.Lock()
+_views: dict[tuple[Any, ...], View] = {}
+_granted: dict[str, None] = {}
+"""Every writable root of this process: a link in one of them may have been planted by a command."""
+
+# What a dynamically linked program of the system needs to start, on every distribution.
+_MINIMAL = frozenset(
+    "bin sbin lib lib32 lib64 libx32 libexec usr etc nix gnu dev proc sys run tmp var".split()
+)
+_MINIMAL_VAR = ("/var/tmp", "/var/lib/dpkg", "/var/cache/fontconfig", "/var/run", "/var/lock")
+
+
+def forget_views() -> None:
+    """Called when a launch found the host changed: the next call looks anew."""
+    with _lock:
+        _views.clear()
+
+
+def compile_view(policy: Policy, other_uid: int | None = None) -> View:
+    """Resolves a policy on this host; cached for the life of the process.
+
+    Raises:
+        PolicyError: a root that is missing, not a directory, or reached through a link that a command could have planted.
+    """
+    home = os.environ.get("HOME")
+    key = (policy, home, os.geteuid(), other_uid)
+    view = _views.get(key)
+    if view is None:
+        with _lock:
+            view = _views.get(key)
+            if view is None:
+                if len(_views) > 256:
+                    _views.clear()
+                view = _views[key] = _compile_view(policy, _paths.homes(home, os.geteuid(), other_uid))
+                for root in view.roots:
+                    _granted[root] = None
+    return view
+
+
+def _root(path: str, others: Iterable[str]) -> tuple[str, tuple[tuple[str, str], ...]]:
+    found = _paths.resolve(_paths.expand_user(path))
+    real = found.real
+    for place, _ in found.links:
+        for other in (*_granted, *others):
+            if _paths.is_within(place, other) and place != other:
+                raise PolicyError(
+                    f"writable root {path!r} leads through the symbolic link {place!r}, which lies in the writable root"
+                    f" {other!r}: a command could have planted it. Name the real directory {real!r} if that is what you mean"
+                )
+    if real == "/":
+        raise PolicyError("writable root '/': that is no sandbox; name the directories, or use Policy.danger_full_access()")
+    for system in ("/proc", "/sys", "/dev"):
+        if _paths.is_within(real, system) and real not in ("/dev", "/dev/shm"):
+            raise PolicyError(f"writable root {path!r}: nothing below {system} can be granted")
+    try:
+        mode = os.stat(real).st_mode
+    except OSError as error:
+        raise PolicyError(f"writable root {path!r} cannot be used: {error.strerror}") from None
+    if not stat.S_ISDIR(mode):
+        raise PolicyError(
+            f"writable root {path!r} is not a directory. A single file could be written but not replaced (programs"
+            f" write a new file and rename it); name its directory {os.path.dirname(real)!r}"
+        )
+    return real, found.links
+
+
+def _compile_view(policy: Policy, homes: tuple[str, ...]) -> View:
+    rules: list[Rule] = []
+    roots: dict[str, None] = {}
+    given: list[tuple[str, str, bool]] = []
+    links: list[tuple[str, str]] = []
+    moved: list[tuple[str, str]] = []
+    write = [p for p in policy.write if isinstance(p, str)]
+    plain = [os.path.normpath(_paths.expand_user(p)) for p in write]
+    for path, text in zip(write, plain):
+        real, met = _root(path, [other for other in plain if other != text])
+        if real == "/dev":
+            continue      # the private /dev is what such a command needs, and all it gets
+        roots[real] = None
+        given.append((real, path, bool(met)))
+        links.extend(met)
+        rules.append(writable(real, f"write={path!r}"))
+
+    writable_interpreter = danger.WRITABLE_INTERPRETER in policy.write
+    for place in _paths.interpreter():
+        if writable_interpreter and any(_paths.is_within(p, place) for p in _paths.interpreter()[:1]):
+            rules.append(writable(place, "danger.WRITABLE_INTERPRETER"))
+            roots[place] = None
+            given.append((place, place, False))
+
+    temporary = [p for p in dict.fromkeys(_paths.resolve(t).real for t in ("/tmp", "/var/tmp")) if _paths.is_directory(p)]
+    run = _paths.resolve("/run").real
+    private = [run] if _paths.is_directory(run) else []
+    var_run = _paths.resolve("/var/run").real
+    if var_run not in private and _paths.is_directory(var_run):
+        private.append(var_run)
+    tmp_source = None
+    if policy.tmp == "shared":
+        for place in temporary:
+            rules.append(writable(place, "tmp='shared'"))
+    else:
+        private += temporary
+        if policy.tmp not in ("private", "none"):
+            tmp_source, met = _root(os.fspath(policy.tmp), ())
+            links.extend(met)
+
+    # Our own code and the interpreter: read-only in a root, and visible where a private directory would hide them.
+    ourselves = [_paths.own_package()]
+    if not writable_interpreter:
+        ourselves += _paths.interpreter()
+    hidden = private if policy.read == "all" else ["/"]
+    for place in (_paths.own_package(), *_paths.interpreter()):
+        covered = any(_paths.is_within(place, root) for root in roots)
+        if covered and place in ourselves:
+            rules.append(protect(place, "the running interpreter and this package"))
+        elif not covered and any(_paths.is_within(place, area) for area in hidden):
+            rules.append(readable(place, "the running interpreter"))
+
+    if policy.read != "all":
+        rules += _confined_reads(policy)
+
+    exceptions = {_paths.resolve(_paths.expand_user(p)).real for p in policy.exceptions}
+    for secret in _sensitive(homes):
+        found = _paths.resolve(secret)
+        if found.real in exceptions:
+            exceptions.discard(found.real)
+            continue
+        if found.real in roots:
+            raise PolicyError(
+                f"{found.real!r} is a writable root and a sensitive path; name it in exceptions= if you mean it"
+            )
+        rules.append(deny(found.real, "sensitive path"))
+        if found.links:
+            moved.append((secret, found.real))
+    for path in exceptions:
+        rules.append(readable(path, "exceptions="))
+
+    for item in policy.deny_read:
+        if isinstance(item, str):
+            found = _paths.resolve(_paths.expand_user(item))
+            if found.real in roots:
+                raise PolicyError(f"{item!r} in deny_read= is the writable root {found.real!r}: it cannot be both")
+            rules.append(deny(found.real, f"deny_read={item!r}"))
+            if found.links:
+                moved.append((item, found.real))
+    for item in policy.deny_write:
+        if isinstance(item, str):
+            found = _paths.resolve(_paths.expand_user(item))
+            if found.real in roots:
+                raise PolicyError(f"{item!r} in deny_write= is the writable root {found.real!r}: it cannot be both")
+            rules.append(protect(found.real, f"deny_write={item!r}"))
+            for place, _ in found.links:
+                # The link is part of the promise: replaced, the same name would lead to something writable.
+                rules.append(protect(place, f"deny_write={item!r}"))
+            if found.links:
+                moved.append((item, found.real))
+    for home in homes:
+        if any(_paths.is_within(home, root) for root in roots):
+            rules += [protect(f"{home}/{name}", "start-up file") for name in _paths.STARTUP_IN_HOME]
+
+    inside = [(p, t) for p, t in links if any(_paths.is_within(p, area) for area in private)]
+    return View(
+        policy=policy,
+        roots=tuple(roots),
+        given=tuple(given),
+        rules=tuple(rules),
+        private=tuple(private),
+        private_writable=policy.tmp != "none",
+        tmp_source=tmp_source,
+        links=tuple(dict.fromkeys(inside)),
+        moved=tuple(moved),
+        homes=homes,
+        features=required_features(policy),
+    )
+
+
+def _sensitive(homes: Iterable[str]) -> list[str]:
+    return [f"{home}/{name}" for home in homes for name in _paths.SENSITIVE_IN_HOME] + list(_paths.SENSITIVE_IN_SYSTEM)
+
+
+def _confined_reads(policy: Policy) -> list[Rule]:
+    """`read="minimal"` or paths: everything at the top that the system does not need is hidden, and what is named shown."""
+    rules = []
+    for name in os.listdir("/"):
+        if name not in _MINIMAL and not os.path.islink(f"/{name}"):
+            rules.append(deny(f"/{name}", f"read={policy.read!r}"))
+    for name in os.listdir("/var") if os.path.isdir("/var") else ():
+        if f"/var/{name}" not in _MINIMAL_VAR and not os.path.islink(f"/var/{name}"):
+            rules.append(deny(f"/var/{name}", f"read={policy.read!r}"))
+    if not isinstance(policy.read, str):
+        for path in policy.read:
+            real = _paths.resolve(_paths.expand_user(os.fspath(path))).real
+            if real == "/":
+                raise PolicyError("read=['/'] is read='all'")
+            if not os.path.lexists(real):
+                raise PolicyError(f"read={path!r} does not exist")
+            # Named by the policy itself, so it wins over the top-level rule for the same path.
+            rules = [r for r in rules if r.path != real]
+            rules.append(readable(real, f"read={path!r}"))
+    return rules
+
+
+# -- stage two: the plan ---------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Moment:
+    """What was found on the host at one launch. Equal moments of one view have the same rules."""
+
+    searches: tuple[_paths.Search, ...]
+    sockets: tuple[str, ...]
+    matches: tuple[tuple[str, bool], ...]
+
+
+_composed: dict[int, tuple[View, _Moment, tuple[Rule, ...], tuple[tuple[str, frozenset[str]], ...], tuple[tuple[str, bytes], ...]]] = {}
+
+
+def observe(view: View) -> tuple[_Moment, tuple[tuple[str, tuple[int, int]], ...]]:
+    """Looks at the host: the roots are still what was approved, and what in them needs protection.
+
+    Raises:
+        PolicyError: a root is gone, or its path now leads elsewhere.
+    """
+    pins = []
+    for root, given, linked in view.given:
+        try:
+            st = os.lstat(root)
+        except OSError as error:
+            raise PolicyError(f"writable root {given!r} cannot be used: {error.strerror}") from None
+        if not stat.S_ISDIR(st.st_mode) or (linked and _paths.resolve(_paths.expand_user(given)).real != root):
+            raise PolicyError(f"writable root {given!r} was {root!r} when it was first used, and leads elsewhere now")
+        pins.append((root, (st.st_dev, st.st_ino)))
+    for path, real in view.moved:
+        if _paths.resolve(_paths.expand_user(path)).real != real:
+            forget_views()
+            raise PolicyError(f"{path!r} was {real!r} when the policy was first used, and leads elsewhere now; try again")
+    policy = view.policy
+    matches: list[tuple[str, bool]] = []
+    for field, denied in ((policy.deny_read, True), (policy.deny_write, False)):
+        for item in field:
+            if isinstance(item, Glob):
+                matches += [(path, denied) for path in _paths.expand_glob(item, view.roots)]
+    sockets = _paths.host_sockets()
+    if sockets:
+        sockets = [s for s in sockets if not any(_paths.is_within(s, area) for area in view.private)]
+    return _Moment(tuple(_paths.search_protected(root) for root in view.roots), tuple(sorted(sockets)), tuple(matches)), tuple(pins)
+
+
+def compose(
+    view: View, moment: _Moment
+) -> tuple[tuple[Rule, ...], tuple[tuple[str, frozenset[str]], ...], tuple[tuple[str, bytes], ...]]:
+    """The rules of a view at one moment, what to watch, and files to provide. The last result per view is kept."""
+    known = _composed.get(id(view))
+    if known is not None and known[0] is view and known[1] == moment:
+        return known[2], known[3], known[4]
+    policy = view.policy
+    rules = list(view.rules)
+    watch: list[tuple[str, frozenset[str]]] = []
+    for root, search in zip(view.roots, moment.searches):
+        present = {os.path.basename(p) for p, _ in search.found if os.path.dirname(p) == root}
+        watch.append((root, frozenset(present)))
+        for path, kind in search.found:
+            if os.path.basename(path) == _paths.GIT:
+                if policy.git != "writable":
+                    rules += _git_rules(path, kind, root, policy.git == "commit", watch)
+            else:
+                rules.append(protect(path, "protected name"))
+                if kind == "link":
+                    rules.append(protect(_paths.resolve(path).real, "protected name"))
+    for path, denied in moment.matches:
+        real = _paths.resolve(path).real
+        rules.append(deny(real, "deny_read= pattern") if denied else protect(real, "deny_write= pattern"))
+        if not denied and real != path:
+            rules.append(protect(path, "deny_write= pattern"))
+    allowed = {_paths.resolve(_paths.expand_user(os.fspath(p))).real for p in policy.unix_sockets}
+    for path in moment.sockets:
+        found = _paths.resolve(path).real
+        if found not in allowed:
+            rules.append(deny(found, "unix socket of the host"))
+    for path in allowed:
+        rules.append(Rule(path, Access.WRITE, "unix_sockets=", rank=1))
+    rules, files = _git_aware_denials(rules, view.roots)
+    result = sort_rules(rules), tuple(watch), files
+    if len(_composed) > 256:
+        _composed.clear()
+    _composed[id(view)] = (view, moment, *result)
+    return result
+
+
+def _git_rules(path: str, kind: str, root: str, commit: bool, watch: list[tuple[str, frozenset[str]]]) -> list[Rule]:
+    repository = _paths.read_repository(path, root) if commit or kind != "dir" else None
+    if repository is None:
+        # A plain directory; or a file or dangling link that git would not follow, but could be made to.
+        return [protect(path, "git repository")]
+    if not commit or not repository.trusted:
+        found = [protect(path, "git repository")]
+        for place in dict.fromkeys((repository.gitdir, repository.common)):
+            found.append(protect(place, "git repository"))
+        return found
+    # Lock files are made beside what they lock, so the git directory itself has to be writable; what git executes or
+    # follows in it is read-only where it exists, and put out of action at the end where it appeared.
+    rules = [writable(repository.gitdir, "git='commit'", pin=True)]
+    if repository.pointer != repository.gitdir:
+        rules.append(protect(repository.pointer, "git repository"))
+    if repository.common != repository.gitdir:
+        for name in ("objects", "refs", "logs"):
+            place = f"{repository.common}/{name}"
+            if os.path.isdir(place):
+                rules.append(writable(place, "git='commit'"))
+    for name in _paths.GIT_READ_ONLY:
+        place = f"{repository.gitdir}/{name}"
+        if os.path.lexists(place):
+            rules.append(protect(place, "git configuration and hooks"))
+    try:
+        present = frozenset(os.listdir(repository.gitdir))
+    except OSError:
+        present = frozenset()
+    watch.append((repository.gitdir, present))
+    return rules
+
+
+GIT_ATTRIBUTES = "/run/sandboxed-subprocess/gitattributes"
+
+
+def _git_aware_denials(rules: list[Rule], roots: tuple[str, ...]) -> tuple[list[Rule], tuple[tuple[str, bytes], ...]]:
+    """A denied file that git may track keeps its size, so that git compares contents instead of seeing a new file.
+
+    git then runs the "clean" filter named here, which answers with the version that it has already, and finds no
+    change: `git status` stays clean, other files can be committed, and the file's content stays unreadable.
+    """
+    lines: list[str] = []
+    out = []
+    for rule in rules:
+        if rule.access is Access.DENY and rule.why.startswith("deny_read="):
+            root = next((r for r in roots if _paths.is_within(rule.path, r)), None)
+            try:
+                st = os.lstat(rule.path) if root else None
+            except OSError:
+                st = None
+            top = _worktree(rule.path, root) if root and st and stat.S_ISREG(st.st_mode) else None
+            if top and st:
+                rule = dataclasses.replace(rule, show=(st.st_size, st.st_mode & 0o111 | 0o444))
+                name = os.path.relpath(rule.path, top)
+                if not any(c in name for c in '"\\*?[\n\t !#'):
+                    lines.append(f"/{name} filter=sandboxed-subprocess")
+        out.append(rule)
+    content = "".join(f"{line}\n" for line in dict.fromkeys(lines)).encode("utf-8", "surrogateescape")
+    return out, ((GIT_ATTRIBUTES, content),) if lines else ()
+
+
+def _worktree(path: str, root: str) -> str | None:
+    directory = os.path.dirname(path)
+    while _paths.is_within(directory, root):
+        if os.path.lexists(f"{directory}/{_paths.GIT}"):
+            return directory
+        directory = os.path.dirname(directory)
+    return None
+
+
+# -- the plan itself --------------------------------------------------------------------------------------------------------
+
+
+def compile_plan(
+    policy: Policy, command: Command, environ: dict[str, str], dropped: tuple[str, ...], *, inherits: bool
+) -> Plan:
+    """Resolves `policy` for one command.
+
+    Args:
+        environ: what is left of the environment after the filter.
+        dropped: names that the filter dropped.
+        inherits: the caller gave no environment of its own, so that defaults may be added.
+
+    Raises:
+        PolicyError: something that the policy names is not what it has to be.
+        OSError: the host's list of sockets cannot be read.
+    """
+    view = compile_view(policy, command.uid)
+    moment, pins = observe(view)
+    rules, watch, files = compose(view, moment)
+    notes = tuple(
+        f"the search for repositories below {root!r} stopped after {_paths.MAX_DIRECTORIES} directories"
+        for root, search in zip(view.roots, moment.searches)
+        if not search.complete
+    )
+    plan = Plan(view, command, rules, pins, environ, dropped, (), files, watch, notes)
+    return dataclasses.replace(plan, private_dirs=_settle_directories(plan, inherits), environ=_git_settings(plan))
+
+
+def _settle_directories(plan: Plan, inherits: bool) -> tuple[str, ...]:
+    """TMPDIR and XDG_RUNTIME_DIR name directories that exist inside and can be written, or nothing at all."""
+    view, environ = plan.view, plan.environ
+    wanted: list[str] = []
+    run = view.private[0] if view.private and view.private[0].endswith("run") else None
+    areas = [area for area in view.private if area.endswith("tmp")]
+    usable = [*view.roots, *(("/tmp", "/var/tmp") if view.policy.tmp == "shared" else ())]
+    default = (areas[0] if areas else "/dev/shm") if view.private_writable and view.policy.tmp != "shared" else None
+    for name in ("TMPDIR", "TEMP", "TMP"):
+        value = environ.get(name)
+        if value is None:
+            if name == "TMPDIR" and inherits and default:
+                environ[name] = default
+            continue
+        real = _paths.resolve(value).real if os.path.isabs(value) else value
+        if any(_paths.is_within(real, root) for root in usable):
+            continue
+        if view.private_writable and any(_paths.is_within(real, area) for area in areas):
+            if real not in areas:
+                wanted.append(real)
+        elif default:
+            environ[name] = default
+        else:
+            del environ[name]
+    value = environ.get("XDG_RUNTIME_DIR")
+    if value is not None and not any(_paths.is_within(value, root) for root in view.roots):
+        real = _paths.resolve(value).real if os.path.isabs(value) else ""
+        if run and view.private_writable and _paths.is_within(real, run) and real != run:
+            wanted.append(real)
+        else:
+            del environ["XDG_RUNTIME_DIR"]
+    return tuple(dict.fromkeys(wanted))
+
+
+def _git_settings(plan: Plan) -> dict[str, str]:
+    """Settings that keep git usable where the policy hides a file from it, by GIT_CONFIG_COUNT (man 1 git-config)."""
+    pairs: list[tuple[str, str]] = []
+    if plan.files:
+        pairs += [
+            ("core.attributesFile", GIT_ATTRIBUTES),
+            ("filter.sandboxed-subprocess.clean", "git cat-file blob :%f"),
+        ]
+    # Only where the user's own file is out of sight. git trusts nothing else of it, and nothing else is passed on.
+    home = plan.environ.get("HOME")
+    if home and any(r.access is Access.DENY and r.why != "sensitive path" for r in plan.rules):
+        config = plan.environ.get("XDG_CONFIG_HOME") or f"{home}/.config"
+        for path in (f"{config}/git/config", f"{home}/.gitconfig"):
+            rule = plan.decide(_paths.resolve(path).real)
+            if rule is not None and rule.access is Access.DENY:
+                pairs += [("safe.directory", value) for value in _paths.safe_directories(path)]
+    if not pairs:
+        return plan.environ
+    environ = dict(plan.environ)
+    try:
+        start = int(environ.get("GIT_CONFIG_COUNT", "0"))
+    except ValueError:
+        start = 0
+    for number, (key, value) in enumerate(pairs, start):
+        environ[f"GIT_CONFIG_KEY_{number}"] = key
+        environ[f"GIT_CONFIG_VALUE_{number}"] = value
+    environ["GIT_CONFIG_COUNT"] = str(start + len(pairs))
+    return environ

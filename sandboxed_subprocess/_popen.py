@@ -1,0 +1,296 @@
+"""`subprocess`, sandboxed: Popen and the functions on top of it. Same names, same results, plus `policy=`."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from subprocess import PIPE, STDOUT, CalledProcessError, TimeoutExpired
+from typing import IO, Any, AnyStr, Generic
+
+from ._errors import LimitExceeded, SandboxSetupError
+from ._launch import ExecFailed, Launch
+from ._policy import Policy
+from ._prepare import prepare, resolve_policy
+from ._report import Enforcement, Report
+
+# Popen's parameters after args, in their order; those after the last one are keyword-only in the stdlib as well.
+_POSITIONAL = (
+    "bufsize", "executable", "stdin", "stdout", "stderr", "preexec_fn", "close_fds", "shell", "cwd", "env",
+    "universal_newlines", "startupinfo", "creationflags", "restore_signals", "start_new_session", "pass_fds",
+)  # fmt: skip
+
+
+class CompletedProcess(subprocess.CompletedProcess[AnyStr]):
+    """What `run()` returns: `subprocess.CompletedProcess`, with the run's report as `.sandbox`."""
+
+    sandbox: Report
+
+
+class Popen(subprocess.Popen[AnyStr], Generic[AnyStr]):
+    """`subprocess.Popen` in a sandbox.
+
+    Takes what `subprocess.Popen` takes, and `policy=`: a `Policy`, the name of a preset, or None for the default.
+
+    `pid` is the sandbox's; the command's own is `.sandbox.pid`. `kill()` ends the whole tree, and when `wait()` has
+    returned, all of it is dead. `terminate()` and `send_signal()` reach the command itself.
+
+    Raises:
+        PolicyError: the policy names what cannot be, or the arguments would lead around it.
+        SandboxUnavailable: nothing on this host can enforce the policy.
+        SandboxSetupError: a restriction could not be put in place. The command did not run.
+        OSError and others: exactly as `subprocess.Popen` does.
+    """
+
+    sandbox: Report
+
+    def __init__(self, args: Any, *positional: Any, policy: Policy | str | None = None, **options: Any) -> None:
+        self._launch: Launch | None = None
+        self._unconfined = False
+        if len(positional) > len(_POSITIONAL):
+            raise TypeError(
+                f"Popen.__init__() takes from 2 to {len(_POSITIONAL) + 2} positional arguments but {len(positional) + 2} were given"
+            )
+        for name, value in zip(_POSITIONAL, positional):
+            if name in options:
+                raise TypeError(f"Popen.__init__() got multiple values for argument {name!r}")
+            options[name] = value
+        chosen = resolve_policy(policy)
+        if chosen.unconfined:
+            self._unconfined = True
+            self.sandbox = Report(enforcement=Enforcement.NONE)
+            super().__init__(args, **options)
+            self.sandbox.pid = self.pid
+            return
+        launch, options, program = prepare(args, options, chosen)
+        self._launch = launch
+        self.sandbox = launch.report
+        try:
+            super().__init__(launch.argv, **options)
+        except OSError as error:
+            launch.abandon()
+            raise self._explained(error, launch, program) from None
+        except BaseException:
+            launch.abandon()
+            raise
+        finally:
+            self.args = args
+            launch.close_child_side()
+        if not self._child_created:  # a mocked _execute_child starts nothing
+            launch.abandon()
+            return
+        try:
+            launch.settle(self.pid)
+        except ExecFailed as failed:
+            self._discard()
+            raise _exec_error(failed.errno, program) from None
+        except SandboxSetupError as error:
+            self._discard()
+            if error.step == "user":
+                # What Popen itself says when it cannot switch the user.
+                raise OSError(error.errno, os.strerror(error.errno)) from None
+            raise
+        except BaseException:
+            self._discard()
+            raise
+
+    @staticmethod
+    def _explained(error: OSError, launch: Launch, program: Any) -> Exception:
+        """The launcher is the program that Popen tried to execute; its failure is not the command's."""
+        if error.filename != launch.executable:
+            return error
+        if error.errno == errno.E2BIG:
+            return _exec_error(errno.E2BIG, program)
+        return SandboxSetupError(
+            "exec of the launcher", error.errno or 0, detail="preexec_fn closed its file descriptors, or a limit is too low"
+        )
+
+    def _discard(self) -> None:
+        """The command never ran: end the launcher and close everything, so that only the error remains."""
+        if subprocess.Popen.poll(self) is None:
+            try:
+                os.kill(self.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        for stream in (self.stdin, self.stdout, self.stderr):
+            if stream is not None:
+                stream.close()
+        subprocess.Popen.wait(self)
+
+    # The stdlib assigns returncode on every path on which it learns of the end; this is the only place to watch.
+    @property
+    def returncode(self) -> int | Any:  # type: ignore[override]
+        return self.__dict__.get("_returncode")
+
+    @returncode.setter
+    def returncode(self, value: int | None) -> None:
+        self.__dict__["_returncode"] = value
+        if value is not None:
+            launch = self.__dict__.get("_launch")
+            if launch is not None:
+                launch.finish()
+
+    def send_signal(self, sig: int) -> None:
+        """Sends a signal to the command itself, not to what it started. Nothing happens once it has ended."""
+        if self._launch is None:
+            super().send_signal(sig)
+            return
+        self.poll()
+        if self.returncode is None:
+            self._launch.send_signal(sig)
+
+    def kill(self) -> None:
+        """Ends the command and everything that it started."""
+        if self._launch is not None:
+            self.poll()
+            if self.returncode is None:
+                self._launch.kill()
+        elif self._unconfined:
+            self._kill_unconfined()
+        else:
+            super().kill()
+
+    def _kill_unconfined(self) -> None:
+        """Without a sandbox there is no pid 1 to kill; what psutil finds below the command is what can be ended."""
+        import psutil
+
+        self.poll()
+        if self.returncode is not None:
+            return
+        try:
+            family = psutil.Process(self.pid).children(recursive=True)
+        except psutil.Error:
+            family = []
+        super().kill()
+        for process in family:
+            try:
+                process.kill()
+            except psutil.Error:
+                continue
+
+
+def _exec_error(number: int, program: Any) -> OSError:
+    return OSError(number, os.strerror(number), program)
+
+
+def _popen(*args: Any, **kwargs: Any) -> Popen[Any]:
+    """`Popen` as the package has it now: tests of our users replace it there (`mock.patch`)."""
+    return sys.modules[__package__].Popen(*args, **kwargs)  # type: ignore[no-any-return]
+
+
+def _failed(process: Popen[Any], retcode: int, stdout: Any, stderr: Any) -> CalledProcessError:
+    report = getattr(process, "sandbox", None)
+    error: CalledProcessError
+    if report is not None and report.limit:
+        error = LimitExceeded(retcode, process.args, stdout, stderr, report.limit)
+    else:
+        error = CalledProcessError(retcode, process.args, output=stdout, stderr=stderr)
+    error.sandbox = report  # type: ignore[attr-defined]
+    return error
+
+
+def run(
+    *popenargs: Any,
+    input: Any = None,
+    capture_output: bool = False,
+    timeout: float | None = None,
+    check: bool = False,
+    **kwargs: Any,
+) -> CompletedProcess[Any]:
+    """`subprocess.run` in a sandbox; takes its arguments, and `policy=`.
+
+    The result, and a raised `TimeoutExpired` or `CalledProcessError`, has the run's `Report` as `.sandbox`.
+
+    Raises:
+        What `subprocess.run` and `Popen` raise; `LimitExceeded` where a limit ended the run and `check` is true.
+    """
+    if input is not None:
+        if kwargs.get("stdin") is not None:
+            raise ValueError("stdin and input arguments may not both be used.")
+        kwargs["stdin"] = PIPE
+    if capture_output:
+        if kwargs.get("stdout") is not None or kwargs.get("stderr") is not None:
+            raise ValueError("stdout and stderr arguments may not be used with capture_output.")
+        kwargs["stdout"] = PIPE
+        kwargs["stderr"] = PIPE
+    with _popen(*popenargs, **kwargs) as process:
+        try:
+            stdout, stderr = process.communicate(input, timeout=timeout)
+        except TimeoutExpired as error:
+            report = getattr(process, "sandbox", None)
+            if report is not None and process.poll() is None:
+                report.ended = "timeout"
+            process.kill()
+            process.wait()
+            error.sandbox = report  # type: ignore[attr-defined]
+            raise
+        except BaseException:
+            process.kill()
+            # Not waited for here: __exit__ does that, with its own care for KeyboardInterrupt.
+            raise
+        retcode = process.poll()
+        if check and retcode:
+            raise _failed(process, retcode, stdout, stderr)
+    result: CompletedProcess[Any] = CompletedProcess(process.args, retcode, stdout, stderr)  # type: ignore[arg-type]
+    result.sandbox = getattr(process, "sandbox", Report())
+    return result
+
+
+def call(*popenargs: Any, timeout: float | None = None, **kwargs: Any) -> int:
+    """`subprocess.call` in a sandbox."""
+    with _popen(*popenargs, **kwargs) as p:
+        try:
+            return p.wait(timeout=timeout)
+        except BaseException:
+            p.kill()
+            # Not waited for here, as in run().
+            raise
+
+
+def check_call(*popenargs: Any, **kwargs: Any) -> int:
+    """`subprocess.check_call` in a sandbox."""
+    retcode = sys.modules[__package__].call(*popenargs, **kwargs)
+    if retcode:
+        cmd = kwargs.get("args")
+        if cmd is None:
+            cmd = popenargs[0]
+        raise CalledProcessError(retcode, cmd)
+    return 0
+
+
+def check_output(*popenargs: Any, timeout: float | None = None, **kwargs: Any) -> Any:
+    """`subprocess.check_output` in a sandbox."""
+    for name in ("stdout", "check"):
+        if name in kwargs:
+            raise ValueError(f"{name} argument not allowed, it will be overridden.")
+    if "input" in kwargs and kwargs["input"] is None:
+        # Explicit input=None has meant "no input, rather than ours" since before run() existed.
+        text = kwargs.get("universal_newlines") or kwargs.get("text") or kwargs.get("encoding") or kwargs.get("errors")
+        kwargs["input"] = "" if text else b""
+    return sys.modules[__package__].run(*popenargs, stdout=PIPE, timeout=timeout, check=True, **kwargs).stdout
+
+
+def getstatusoutput(
+    cmd: Any, *, encoding: str | None = None, errors: str | None = None, policy: Policy | str | None = None
+) -> tuple[int, str]:
+    """`subprocess.getstatusoutput` in a sandbox."""
+    try:
+        data = sys.modules[__package__].check_output(
+            cmd, shell=True, text=True, stderr=STDOUT, encoding=encoding, errors=errors, policy=policy
+        )
+        exitcode = 0
+    except CalledProcessError as error:
+        data = error.output
+        exitcode = error.returncode
+    return exitcode, data[:-1] if data[-1:] == "\n" else data
+
+
+def getoutput(
+    cmd: Any, *, encoding: str | None = None, errors: str | None = None, policy: Policy | str | None = None
+) -> str:
+    """`subprocess.getoutput` in a sandbox."""
+    return str(sys.modules[__package__].getstatusoutput(cmd, encoding=encoding, errors=errors, policy=policy)[1])
+
+

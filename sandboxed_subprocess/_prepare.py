@@ -1,0 +1,295 @@
+"""From what a caller wrote to a `Launch`: everything that sync and async share, in one place and one order.
+
+The order matters. Arguments are validated and copied first; the policy is resolved; a backend is chosen by what the
+policy needs; and only then is anything opened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from . import _backends, _environment, _paths
+from ._errors import PolicyError
+from ._launch import Launch, refuse_fd
+from ._plan import Command, compile_plan, compile_view
+from ._policy import Policy
+
+# -- which policy -------------------------------------------------------------------------------------------------------
+
+_context: contextvars.ContextVar[Policy | None] = contextvars.ContextVar("sandboxed_subprocess.policy", default=None)
+_process_default: Policy | None = None
+_warned = False
+
+
+class SandboxWarning(UserWarning):
+    """Something that is safe, and probably not what was meant."""
+
+
+def _as_policy(policy: Policy | str) -> Policy:
+    if isinstance(policy, Policy):
+        return policy
+    if isinstance(policy, str):
+        return _preset(policy, os.getcwd() if policy == "workspace-write" else None)
+    raise PolicyError(f"policy={policy!r}: a Policy, the name of a preset, or None")
+
+
+@functools.lru_cache(256)
+def _preset(name: str, root: str | None) -> Policy:
+    return Policy.from_preset(name, *((root,) if root is not None else ()))
+
+
+def resolve_policy(policy: Policy | str | None) -> Policy:
+    """The policy for a call: the given one, the context's, the process's, or workspace-write at the current directory.
+
+    Raises:
+        PolicyError: an unknown preset, or not a policy at all.
+    """
+    if policy is not None:
+        return _as_policy(policy)
+    found = _context.get() or _process_default
+    return found if found is not None else _implicit()
+
+
+def _implicit() -> Policy:
+    """Rooted at the *caller's* directory, never at `cwd=`, which is often chosen by a model (CVE-2025-59532)."""
+    global _warned
+    try:
+        here = os.getcwd()
+    except OSError:
+        here = "/"
+    home = os.path.expanduser("~")
+    if here != "/" and here != home and here != _paths.resolve(home).real:
+        return _preset("workspace-write", here)
+    if not _warned:
+        _warned = True
+        warnings.warn(
+            f"the current directory ({here}) is no workspace, so nothing but a private /tmp is writable in the sandbox;"
+            " pass policy=, or change to the workspace first",
+            SandboxWarning,
+            stacklevel=5,
+        )
+    return _preset("workspace-write", None)
+
+
+@contextlib.contextmanager
+def default_policy(policy: Policy | str) -> Iterator[Policy]:
+    """The policy for calls without `policy=` inside a `with` block.
+
+    A context variable: seen by tasks and by `asyncio.to_thread`, not by new threads and executors.
+
+    Raises:
+        PolicyError: an unknown preset, or not a policy at all.
+    """
+    chosen = _as_policy(policy)
+    token = _context.set(chosen)
+    try:
+        yield chosen
+    finally:
+        _context.reset(token)
+
+
+def set_default_policy(policy: Policy | str | None) -> None:
+    """The policy of this process for calls without `policy=`; None restores the built-in default.
+
+    Not inherited by processes that `multiprocessing` spawns (its "fork" method apart): set it in their initializer.
+
+    Raises:
+        PolicyError: an unknown preset, or not a policy at all.
+    """
+    global _process_default
+    _process_default = None if policy is None else _as_policy(policy)
+
+
+# -- the command, as Popen reads it -----------------------------------------------------------------------------------------
+
+
+def _argv(args: Any, options: Mapping[str, Any]) -> tuple[list[Any], Any]:
+    """(argument vector, executable), by the rules of `subprocess.Popen._execute_child`."""
+    shell = options.get("shell")
+    if isinstance(args, (str, bytes)):
+        args = [args]
+    elif isinstance(args, os.PathLike):
+        if shell:
+            raise TypeError("path-like args is not allowed when shell is true")
+        args = [args]
+    else:
+        args = list(args)
+    executable = options.get("executable")
+    if shell:
+        args = ["/bin/sh", "-c", *args]
+        if executable:
+            args[0] = executable
+    if executable is None:
+        executable = args[0]
+    return args, executable
+
+
+def _encode(value: Any) -> bytes:
+    data = os.fsencode(value)
+    if b"\0" in data:
+        raise ValueError("embedded null byte")
+    return data
+
+
+def _environ(env: Mapping[Any, Any] | None) -> dict[str, str] | None:
+    if env is None:
+        return None
+    out = {}
+    for key, value in env.items():
+        name, data = os.fsencode(key), os.fsencode(value)
+        if b"=" in name:
+            raise ValueError("illegal environment variable name")
+        if b"\0" in name or b"\0" in data:
+            raise ValueError("embedded null byte")
+        out[os.fsdecode(name)] = os.fsdecode(data)
+    return out
+
+
+def _candidates(executable: bytes, env: Mapping[Any, Any] | None) -> tuple[bytes, ...]:
+    if os.path.dirname(executable):
+        return (executable,)
+    return tuple(os.path.join(os.fsencode(directory), executable) for directory in os.get_exec_path(env))
+
+
+def _number(value: Any, kind: str, by_name: Any) -> int:
+    number = by_name(value) if isinstance(value, str) else value
+    if not isinstance(number, int):
+        raise TypeError(f"{kind} must be a string or an integer, not {type(value)}")
+    if number < 0:
+        raise ValueError(f"{kind} ID cannot be negative, got {number}")
+    if number >= 1 << 32:
+        raise OverflowError(f"{kind.lower()} id is greater than maximum")
+    return number
+
+
+def _identity(options: dict[str, Any]) -> tuple[int | None, int | None, tuple[int, ...] | None]:
+    """`user`, `group` and `extra_groups` of a root caller: taken from Popen, which would fork for them, and applied by
+    the launcher as the last thing. Otherwise they stay with Popen, whose errors are the right ones."""
+    if os.geteuid() != 0 or options.get("preexec_fn") is not None:
+        return None, None, None
+    import grp
+    import pwd
+
+    group, extra, user = options.pop("group", None), options.pop("extra_groups", None), options.pop("user", None)
+    gid = None if group is None else _number(group, "Group", lambda n: grp.getgrnam(n).gr_gid)
+    if isinstance(extra, str):
+        raise TypeError("Groups must be a list, not a string")
+    groups = None if extra is None else tuple(_number(g, "Group", lambda n: grp.getgrnam(n).gr_gid) for g in extra)
+    uid = None if user is None else _number(user, "User", lambda n: pwd.getpwnam(n).pw_uid)
+    return uid, gid, groups
+
+
+def _check_fds(options: Mapping[str, Any], keep: Sequence[int]) -> None:
+    """Refuses what leads past every mount, among the streams and pass_fds.
+
+    Raises:
+        PolicyError: a directory, an O_PATH, namespace or mount descriptor.
+    """
+    streams = []
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        value = options.get(name)
+        if value is None:
+            streams.append((name, number))
+        elif isinstance(value, int):
+            if value >= 0:
+                streams.append((name, value))
+        else:
+            streams.append((name, value.fileno()))
+    for name, fd in (*streams, *(("pass_fds", fd) for fd in keep)):
+        why = refuse_fd(fd)
+        if why is not None:
+            raise PolicyError(f"{name}: file descriptor {fd} cannot be given to a sandboxed command: {why}")
+
+
+# -- the environment ----------------------------------------------------------------------------------------------------------
+
+_snapshot: tuple[Any, dict[str, str]] = (None, {})
+_filtered: tuple[Any, dict[str, str], dict[str, str], tuple[str, ...]] | None = None
+
+
+def _caller_environment() -> dict[str, str]:
+    """`dict(os.environ)`, decoded anew only when it has changed. The same object as long as it has not."""
+    global _snapshot
+    data = getattr(os.environ, "_data", None)
+    if data is None or _snapshot[0] != data:
+        _snapshot = (None if data is None else dict(data), dict(os.environ))
+    return _snapshot[1]
+
+
+def _filter(policy: Policy, env: dict[str, str] | None) -> tuple[dict[str, str], tuple[str, ...]]:
+    global _filtered
+    caller = _caller_environment()
+    if env is not None:
+        return _environment.filter_environment(policy.environment, env, caller)
+    known = _filtered
+    if known is None or known[0] != policy.environment or known[1] is not caller:
+        known = _filtered = (policy.environment, caller, *_environment.filter_environment(policy.environment, None, caller))
+    return dict(known[2]), known[3]
+
+
+# -- all together --------------------------------------------------------------------------------------------------------------
+
+
+def prepare(args: Any, options: dict[str, Any], policy: Policy) -> tuple[Launch, dict[str, Any], Any]:
+    """Everything up to the spawn.
+
+    Args:
+        args: as for Popen; taken once (it may be a generator).
+        options: Popen's keywords.
+
+    Returns:
+        The launch, the keywords for the real Popen (its `args` are `launch.argv`), and the program as the caller
+        named it, for error messages.
+
+    Raises:
+        PolicyError, SandboxUnavailable: see there.
+        TypeError, ValueError: as Popen raises them for such arguments.
+        OSError: no file descriptors left.
+    """
+    options = dict(options)
+    argv, executable = _argv(args, options)
+    env = options.get("env")
+    keep = tuple(sorted({int(fd) for fd in options.get("pass_fds") or ()}))
+    for fd in keep:
+        # Now: once our own descriptors are open, a closed number could have become one of them.
+        os.fstat(fd)
+    if keep and not options.get("close_fds", True):
+        warnings.warn("pass_fds overriding close_fds.", RuntimeWarning, stacklevel=3)
+    uid, gid, groups = _identity(options)
+    environ = _environ(env)
+    command = Command(
+        argv=tuple(_encode(a) for a in argv),
+        candidates=_candidates(_encode(executable), env),
+        keep_fds=keep,
+        uid=uid,
+        gid=gid,
+        groups=groups,
+        session=bool(options.get("start_new_session")),
+        group_leader=options.get("process_group") == 0 and not options.get("start_new_session"),
+    )
+    _check_fds(options, keep)
+    sys.audit("subprocess.Popen", executable, argv, options.get("cwd"), env)
+
+    view = compile_view(policy, uid)
+    backend, report = _backends.choose(view.features, forced=policy.backend, strict=policy.enforcement == "strict")
+    visible, dropped = _filter(policy, environ)
+    visible.update(_environment.markers(policy.environment, backend.kind, policy.network == "none", view.roots))
+    plan = compile_plan(policy, command, visible, dropped, inherits=env is None)
+    report.environment_dropped = plan.dropped
+    report.notes = plan.notes
+    launch = backend.wrap(plan, report)
+    options.update(
+        executable=launch.executable,
+        shell=False,
+        env=launch.environ,
+        pass_fds=launch.pass_fds,
+        close_fds=True,
+    )
+    return launch, options, executable

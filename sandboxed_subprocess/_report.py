@@ -1,0 +1,80 @@
+"""Report: what a sandboxed run was promised, and what became of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+from typing import Any, Literal
+
+
+class Enforcement(enum.Enum):
+    """How much of the policy holds. Anything but FULL has to be asked for."""
+
+    FULL = "everything the policy asks for"
+    PARTIAL = "some of it; see Report.gaps"
+    NONE = "nothing"
+
+
+@dataclasses.dataclass(frozen=True)
+class Violation:
+    """Something that the policy forbids and that was found out.
+
+    Attributes:
+        kind: "read", "write", "connect", "syscall" or "planted" (a file put where the host would trust it).
+        detail: the path, host or system call.
+        source: who noticed ("quarantine", ...).
+    """
+
+    kind: Literal["read", "write", "connect", "syscall", "planted"]
+    detail: str
+    source: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Usage:
+    """What the whole tree used. Seconds and bytes; `max_rss_bytes` is the largest single process."""
+
+    wall_seconds: float
+    user_seconds: float = 0.0
+    system_seconds: float = 0.0
+    max_rss_bytes: int = 0
+
+
+@dataclasses.dataclass
+class Report:
+    """On results, processes and errors as `.sandbox`. Complete once the command has ended.
+
+    Attributes:
+        backend: name of the backend, None under `danger_full_access`.
+        pid: the command's own pid, as the host numbers it (`Popen.pid` is the sandbox's).
+        ended: None while it runs, then "exit", "signal", "killed" (by the caller), "limit", or "unknown" (the
+            sandbox itself was killed from outside).
+        limit: the field of `Limits` that ended the run.
+        gaps: names of what the policy asks for and this run did not have.
+        environment_dropped: names of variables that the command did not get to see. Never values.
+        quarantined: (path, new path) of what was planted where the host would trust it, and was made inert.
+        processes_ended: names of processes that the command left behind, as far as they were read.
+    """
+
+    backend: str | None = None
+    enforcement: Enforcement = Enforcement.NONE
+    gaps: tuple[str, ...] = ()
+    pid: int | None = None
+    ended: str | None = None
+    limit: str | None = None
+    usage: Usage | None = None
+    violations: tuple[Violation, ...] = ()
+    violations_complete: bool = False
+    environment_dropped: tuple[str, ...] = ()
+    quarantined: tuple[tuple[str, str], ...] = ()
+    processes_ended: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        out = dataclasses.asdict(self)
+        out["enforcement"] = self.enforcement.name
+        return out
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=2)

@@ -1,0 +1,1 @@
+"""The command rules: the execpolicy language, approvals and session trust."""

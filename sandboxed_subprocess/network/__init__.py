@@ -1,0 +1,1 @@
+"""Host rules, and (later) the gateway that enforces them."""
