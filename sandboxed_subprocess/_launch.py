@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import array
 import errno
+import fcntl
 import os
 import re
 import secrets
 import select
 import signal
 import socket
+import stat
 import struct
 import time
 from collections.abc import Sequence
@@ -41,8 +43,7 @@ class ExecFailed(Exception):
 class Quarantine:
     """Compares, when a run is over, the names that the host would trust with those that were there before.
 
-    What appeared is renamed, so that nothing is lost and nothing is executed, and reported. ctime, unlike mtime,
-    cannot be set back: an unchanged one proves that no name in a directory was added, removed or replaced.
+    What appeared is renamed, so that nothing is lost and nothing is executed, and reported.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -50,8 +51,8 @@ class Quarantine:
         self._homes = [h for h in plan.view.homes if any(_paths.is_within(h, r) for r in plan.view.roots)]
         self._keeps_git = plan.policy.git == "writable"
         self._before = []
-        for directory, names in plan.watch:
-            self._before.append((directory, names, self._stamp(directory)))
+        for directory, names in plan.composition.watch:
+            self._before.append((directory, names, _paths.stamp(directory)))
         self._startup = [
             path
             for home in self._homes
@@ -59,13 +60,6 @@ class Quarantine:
             if not os.path.lexists(path := f"{home}/{name}")
         ]
         self._bare = {root for root in self._roots if self._looks_bare(root)}
-
-    @staticmethod
-    def _stamp(directory: str) -> int | None:
-        try:
-            return os.stat(directory, follow_symlinks=False).st_ctime_ns
-        except OSError:
-            return None
 
     @staticmethod
     def _looks_bare(root: str) -> bool:
@@ -90,7 +84,7 @@ class Quarantine:
     def _planted(self) -> list[str]:
         found = []
         for directory, names, stamp in self._before:
-            if stamp is None or self._stamp(directory) == stamp:
+            if stamp == -1 or _paths.stamp(directory) == stamp:
                 continue
             if directory in self._roots:
                 for name in _paths.PROTECTED_NAMES - names:
@@ -131,7 +125,7 @@ class Launch:
         self.report = report
         self.argv = argv
         self.executable = executable
-        self.environ = plan.environ
+        self.environ = plan.surroundings.environ
         self.owner = os.getpid()
         self._child_fds = list(child_fds)
         self._child_channel: socket.socket | None = child_channel
@@ -139,7 +133,7 @@ class Launch:
         self._init_fd = -1
         self._command_fd = -1
         self._started = time.monotonic()
-        self._quarantine = Quarantine(plan) if plan.watch else None
+        self._quarantine = Quarantine(plan) if plan.composition.watch else None
         self._killed = False
         self._finished = False
         self.pass_fds = (*child_fds, child_channel.fileno(), *plan.command.keep_fds)
@@ -330,19 +324,17 @@ _NAMESPACE_FD = re.compile(r"(mnt|net|pid|pid_for_children|user|uts|ipc|cgroup|t
 
 def refuse_fd(fd: int) -> str | None:
     """Why a file descriptor must not be inherited, or None: some lead past every mount."""
-    import fcntl
-    import stat
-
     try:
         mode = os.fstat(fd).st_mode
         flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     except OSError:
         return None  # closed; Popen has its own words for that
-    if stat.S_ISDIR(mode):
+    kind = stat.S_IFMT(mode)
+    if kind == stat.S_IFDIR:
         return "it is a directory, and everything below it could be reached through it"
     if flags & os.O_PATH:
         return "it is an O_PATH descriptor"
-    if stat.S_ISREG(mode) or not stat.S_IFMT(mode):
+    if kind in (stat.S_IFREG, 0):
         try:
             if _NAMESPACE_FD.fullmatch(os.readlink(f"/proc/self/fd/{fd}")):
                 return "it is a namespace or mount descriptor"

@@ -142,30 +142,53 @@ class Search:
     complete: bool
 
 
-_searches: dict[str, tuple[float, float, int, Search]] = {}
+Stamps = tuple[tuple[str, int], ...]
+"""Directories and their ctimes. Unlike mtime, ctime cannot be set: an unchanged one proves that no name in the directory
+was added, removed or replaced."""
+
+
+def stamp(directory: str) -> int:
+    """-1 where there is no such directory."""
+    try:
+        return os.lstat(directory).st_ctime_ns
+    except OSError:
+        return -1
+
+
+def unchanged(stamps: Stamps) -> bool:
+    # On the path of every launch: a plain loop, because a generator would cost as much as the calls.
+    for directory, value in stamps:  # noqa: SIM110
+        if stamp(directory) != value:
+            return False
+    return True
+
+
+_FEW = 16
+_searches: dict[str, tuple[Stamps, float, float, Search]] = {}
 
 
 def search_protected(root: str) -> Search:
     """Finds repositories and the like below `root`, nearest first.
 
-    A search that took long is good for twenty times as long: launches in a large tree cost 5 % of it at most.
-    Changes in the root directory itself are always seen.
+    In a small tree every change is seen. In a large one a search is good for twenty times as long as it took, so that
+    launches spend 5 % of their time on it at most; changes in the root directory itself are always seen.
     """
-    try:
-        changed = os.stat(root).st_ctime_ns
-    except OSError:
-        return Search((), True)
-    now = time.monotonic()
     known = _searches.get(root)
-    if known and known[2] == changed and now - known[0] < 20 * known[1]:
+    if known and unchanged(known[0]) and (known[2] == 0 or time.monotonic() - known[1] < known[2]):
         return known[3]
+    begin = time.monotonic()
     found: list[tuple[str, str]] = []
+    stamps: list[tuple[str, int]] = []
     queue = deque([root])
     visited = 0
     while queue and visited < MAX_DIRECTORIES:
         visited += 1
+        directory = queue.popleft()
+        if visited <= _FEW:
+            # Before the listing, so that a change during it is a change after it.
+            stamps.append((directory, stamp(directory)))
         try:
-            with os.scandir(queue.popleft()) as entries:
+            with os.scandir(directory) as entries:
                 for entry in entries:
                     if entry.name in PROTECTED_NAMES:
                         kind = "link" if entry.is_symlink() else "dir" if entry.is_dir() else "file"
@@ -178,8 +201,43 @@ def search_protected(root: str) -> Search:
     result = Search(tuple(found), not queue)
     if len(_searches) > 64:
         _searches.clear()
-    _searches[root] = (now, time.monotonic() - now, changed, result)
+    few = visited <= _FEW
+    # A ctime has the resolution of the kernel's tick: what changed in the same tick as the listing would be missed.
+    fresh = any(time.time_ns() - value < 20_000_000 for _, value in stamps)
+    if not fresh:
+        _searches[root] = (tuple(stamps if few else stamps[:1]), begin, 0 if few else 20 * (time.monotonic() - begin), result)
     return result
+
+
+class Presence:
+    """Which of many paths do not exist. Looked up again only when a directory that could tell has changed."""
+
+    def __init__(self, paths: tuple[str, ...]) -> None:
+        self._paths = paths
+        self._known: tuple[Stamps, frozenset[str]] | None = None
+
+    def absent(self) -> frozenset[str]:
+        known = self._known
+        if known is not None and unchanged(known[0]):
+            return known[1]
+        missing = []
+        directories: dict[str, int] = {}
+        for path in self._paths:
+            above = os.path.dirname(path)
+            while above not in directories and not os.path.isdir(above):
+                above = os.path.dirname(above)
+            if above not in directories:
+                directories[above] = stamp(above)
+            try:
+                os.lstat(path)
+            except (FileNotFoundError, NotADirectoryError):
+                missing.append(path)
+            except OSError:
+                continue  # it cannot be told, so it is treated as there
+        result = frozenset(missing)
+        if all(time.time_ns() - value > 20_000_000 for value in directories.values()):
+            self._known = (tuple(directories.items()), result)
+        return result
 
 
 @dataclasses.dataclass(frozen=True)
@@ -315,10 +373,15 @@ def host_sockets() -> list[str]:
     Raises:
         OSError: /proc/net/unix cannot be read.
     """
-    with open("/proc/net/unix", "rb", buffering=0) as file:
-        data = file.read()
-        while chunk := file.read():
+    fd = os.open("/proc/net/unix", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        data = os.read(fd, 1 << 16)
+        while chunk := os.read(fd, 1 << 16):
             data += chunk
+    finally:
+        os.close(fd)
+    if b" /" not in data:
+        return []
     found = {line[line.index(b" /") + 1 :] for line in data.split(b"\n") if b" /" in line}
     return [os.fsdecode(path) for path in found]
 

@@ -127,20 +127,20 @@ class Command:
     group_leader: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class View:
     """What a policy means on this host, apart from what differs at each launch.
 
     Attributes:
         roots: real paths of the writable roots.
-        given: root -> the path in the policy, and the links on the way to it.
+        given: for each root: (real path, the path in the policy, whether links lead to it).
         rules: from the policy and the lists of secrets, unsorted.
         private: directories that are fresh and empty for each run.
         private_writable: whether they, and /dev/shm, can be written.
         tmp_source: the directory shown as /tmp, or None.
         links: (path, text) of links inside private directories that lead to a root.
         moved: (path, real path) of denied paths that are reached through links, to be looked at again each time.
-        home: where secrets and start-up files were looked for.
+        homes: where secrets and start-up files were looked for.
     """
 
     policy: Policy
@@ -154,39 +154,27 @@ class View:
     moved: tuple[tuple[str, str], ...]
     homes: tuple[str, ...]
     features: frozenset[Feature]
+    presence: _paths.Presence
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """Everything a backend needs, and nothing it has to decide.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Composition:
+    """The rules of a view at one moment. The same object for as long as nothing on the host has changed.
 
     Attributes:
         rules: sorted, one for each path, parents first.
-        pins: root -> (device, inode).
-        environ: complete, markers included.
-        private_dirs: directories (0700) that must exist inside the private ones, writable.
-        files: (path below /run, content) to provide.
-        watch: what to compare when the run is over; see `_launch.Quarantine`.
+        absent: paths of rules that do not exist now.
+        watch: directories, and the names in them that were there before the run; see `_launch.Quarantine`.
+        files: (path, content) to provide inside.
+        notes: for the report.
     """
 
     view: View
-    command: Command
     rules: tuple[Rule, ...]
-    pins: tuple[tuple[str, tuple[int, int]], ...]
-    environ: dict[str, str]
-    dropped: tuple[str, ...]
-    private_dirs: tuple[str, ...]
-    files: tuple[tuple[str, bytes], ...]
+    absent: frozenset[str]
     watch: tuple[tuple[str, frozenset[str]], ...]
+    files: tuple[tuple[str, bytes], ...]
     notes: tuple[str, ...]
-
-    @property
-    def policy(self) -> Policy:
-        return self.view.policy
-
-    @property
-    def features(self) -> frozenset[Feature]:
-        return self.view.features
 
     def decide(self, path: str) -> Rule | None:
         """The rule that governs a real path; None where only the default (readable, not writable) does."""
@@ -195,6 +183,47 @@ class Plan:
             if _paths.is_within(path, rule.path):
                 best = rule
         return best
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Surroundings:
+    """The environment as the command gets it, and the directories that it names.
+
+    Attributes:
+        environ: complete, markers included, encoded.
+        private_dirs: directories (0700) that must exist inside the private ones, writable.
+    """
+
+    environ: dict[bytes, bytes]
+    private_dirs: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Plan:
+    """Everything a backend needs, and nothing it has to decide.
+
+    Attributes:
+        pins: root -> (device, inode).
+        dropped: names of variables that the command does not see.
+    """
+
+    composition: Composition
+    command: Command
+    pins: tuple[tuple[str, tuple[int, int]], ...]
+    surroundings: Surroundings
+    dropped: tuple[str, ...]
+
+    @property
+    def view(self) -> View:
+        return self.composition.view
+
+    @property
+    def policy(self) -> Policy:
+        return self.composition.view.policy
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        return self.composition.rules
 
 
 def required_features(policy: Policy) -> frozenset[Feature]:
@@ -418,6 +447,7 @@ def _compile_view(policy: Policy, homes: tuple[str, ...]) -> View:
         moved=tuple(moved),
         homes=homes,
         features=required_features(policy),
+        presence=_paths.Presence(tuple(rule.path for rule in rules if rule.path not in roots)),
     )
 
 
@@ -452,14 +482,15 @@ def _confined_reads(policy: Policy) -> list[Rule]:
 
 @dataclasses.dataclass(frozen=True)
 class _Moment:
-    """What was found on the host at one launch. Equal moments of one view have the same rules."""
+    """What was found on the host at one launch. Equal moments of one view have the same composition."""
 
     searches: tuple[_paths.Search, ...]
     sockets: tuple[str, ...]
     matches: tuple[tuple[str, bool], ...]
+    absent: frozenset[str]
 
 
-_composed: dict[int, tuple[View, _Moment, tuple[Rule, ...], tuple[tuple[str, frozenset[str]], ...], tuple[tuple[str, bytes], ...]]] = {}
+_composed: dict[int, tuple[_Moment, Composition]] = {}
 
 
 def observe(view: View) -> tuple[_Moment, tuple[tuple[str, tuple[int, int]], ...]]:
@@ -490,16 +521,15 @@ def observe(view: View) -> tuple[_Moment, tuple[tuple[str, tuple[int, int]], ...
     sockets = _paths.host_sockets()
     if sockets:
         sockets = [s for s in sockets if not any(_paths.is_within(s, area) for area in view.private)]
-    return _Moment(tuple(_paths.search_protected(root) for root in view.roots), tuple(sorted(sockets)), tuple(matches)), tuple(pins)
+    searches = tuple([_paths.search_protected(root) for root in view.roots])
+    return _Moment(searches, tuple(sorted(sockets)), tuple(matches), view.presence.absent()), tuple(pins)
 
 
-def compose(
-    view: View, moment: _Moment
-) -> tuple[tuple[Rule, ...], tuple[tuple[str, frozenset[str]], ...], tuple[tuple[str, bytes], ...]]:
-    """The rules of a view at one moment, what to watch, and files to provide. The last result per view is kept."""
+def compose(view: View, moment: _Moment) -> Composition:
+    """The rules of a view at one moment. The last composition of each view is kept."""
     known = _composed.get(id(view))
-    if known is not None and known[0] is view and known[1] == moment:
-        return known[2], known[3], known[4]
+    if known is not None and known[1].view is view and known[0] == moment:
+        return known[1]
     policy = view.policy
     rules = list(view.rules)
     watch: list[tuple[str, frozenset[str]]] = []
@@ -527,10 +557,15 @@ def compose(
     for path in allowed:
         rules.append(Rule(path, Access.WRITE, "unix_sockets=", rank=1))
     rules, files = _git_aware_denials(rules, view.roots)
-    result = sort_rules(rules), tuple(watch), files
+    notes = tuple(
+        f"the search for repositories below {root!r} stopped after {_paths.MAX_DIRECTORIES} directories"
+        for root, search in zip(view.roots, moment.searches)
+        if not search.complete
+    )
+    result = Composition(view, sort_rules(rules), moment.absent, tuple(watch), files, notes)
     if len(_composed) > 256:
         _composed.clear()
-    _composed[id(view)] = (view, moment, *result)
+    _composed[id(view)] = (moment, result)
     return result
 
 
@@ -606,14 +641,15 @@ def _worktree(path: str, root: str) -> str | None:
 
 # -- the plan itself --------------------------------------------------------------------------------------------------------
 
+_surroundings: tuple[Composition, dict[str, str], Surroundings] | None = None
 
-def compile_plan(
-    policy: Policy, command: Command, environ: dict[str, str], dropped: tuple[str, ...], *, inherits: bool
-) -> Plan:
-    """Resolves `policy` for one command.
+
+def compile_plan(view: View, command: Command, visible: dict[str, str], dropped: tuple[str, ...], *, inherits: bool) -> Plan:
+    """Resolves a view for one command.
 
     Args:
-        environ: what is left of the environment after the filter.
+        visible: the environment after the filter, markers included. Not changed; where it is the same object as the
+            last time (and so the same environment), its consequences are not worked out again.
         dropped: names that the filter dropped.
         inherits: the caller gave no environment of its own, so that defaults may be added.
 
@@ -621,23 +657,25 @@ def compile_plan(
         PolicyError: something that the policy names is not what it has to be.
         OSError: the host's list of sockets cannot be read.
     """
-    view = compile_view(policy, command.uid)
+    global _surroundings
     moment, pins = observe(view)
-    rules, watch, files = compose(view, moment)
-    notes = tuple(
-        f"the search for repositories below {root!r} stopped after {_paths.MAX_DIRECTORIES} directories"
-        for root, search in zip(view.roots, moment.searches)
-        if not search.complete
-    )
-    plan = Plan(view, command, rules, pins, environ, dropped, (), files, watch, notes)
-    return dataclasses.replace(plan, private_dirs=_settle_directories(plan, inherits), environ=_git_settings(plan))
+    composition = compose(view, moment)
+    known = _surroundings
+    if known is None or known[0] is not composition or known[1] is not visible:
+        environ = dict(visible)
+        directories = _settle_directories(view, environ, inherits)
+        _git_settings(composition, environ)
+        encoded = {os.fsencode(name): os.fsencode(value) for name, value in environ.items()}
+        known = (composition, visible, Surroundings(encoded, directories))
+        if inherits:
+            _surroundings = known
+    return Plan(composition, command, pins, known[2], dropped)
 
 
-def _settle_directories(plan: Plan, inherits: bool) -> tuple[str, ...]:
+def _settle_directories(view: View, environ: dict[str, str], inherits: bool) -> tuple[str, ...]:
     """TMPDIR and XDG_RUNTIME_DIR name directories that exist inside and can be written, or nothing at all."""
-    view, environ = plan.view, plan.environ
     wanted: list[str] = []
-    run = view.private[0] if view.private and view.private[0].endswith("run") else None
+    run = next((area for area in view.private if area.endswith("run")), None)
     areas = [area for area in view.private if area.endswith("tmp")]
     usable = [*view.roots, *(("/tmp", "/var/tmp") if view.policy.tmp == "shared" else ())]
     default = (areas[0] if areas else "/dev/shm") if view.private_writable and view.policy.tmp != "shared" else None
@@ -667,25 +705,24 @@ def _settle_directories(plan: Plan, inherits: bool) -> tuple[str, ...]:
     return tuple(dict.fromkeys(wanted))
 
 
-def _git_settings(plan: Plan) -> dict[str, str]:
+def _git_settings(composition: Composition, environ: dict[str, str]) -> None:
     """Settings that keep git usable where the policy hides a file from it, by GIT_CONFIG_COUNT (man 1 git-config)."""
     pairs: list[tuple[str, str]] = []
-    if plan.files:
+    if composition.files:
         pairs += [
             ("core.attributesFile", GIT_ATTRIBUTES),
             ("filter.sandboxed-subprocess.clean", "git cat-file blob :%f"),
         ]
     # Only where the user's own file is out of sight. git trusts nothing else of it, and nothing else is passed on.
-    home = plan.environ.get("HOME")
-    if home and any(r.access is Access.DENY and r.why != "sensitive path" for r in plan.rules):
-        config = plan.environ.get("XDG_CONFIG_HOME") or f"{home}/.config"
+    home = environ.get("HOME")
+    if home and any(r.access is Access.DENY and r.why != "sensitive path" for r in composition.rules):
+        config = environ.get("XDG_CONFIG_HOME") or f"{home}/.config"
         for path in (f"{config}/git/config", f"{home}/.gitconfig"):
-            rule = plan.decide(_paths.resolve(path).real)
+            rule = composition.decide(_paths.resolve(path).real)
             if rule is not None and rule.access is Access.DENY:
                 pairs += [("safe.directory", value) for value in _paths.safe_directories(path)]
     if not pairs:
-        return plan.environ
-    environ = dict(plan.environ)
+        return
     try:
         start = int(environ.get("GIT_CONFIG_COUNT", "0"))
     except ValueError:
@@ -694,4 +731,3 @@ def _git_settings(plan: Plan) -> dict[str, str]:
         environ[f"GIT_CONFIG_KEY_{number}"] = key
         environ[f"GIT_CONFIG_VALUE_{number}"] = value
     environ["GIT_CONFIG_COUNT"] = str(start + len(pairs))
-    return environ

@@ -18,7 +18,7 @@ from typing import Any
 from . import _backends, _environment, _paths
 from ._errors import PolicyError
 from ._launch import Launch, refuse_fd
-from ._plan import Command, compile_plan, compile_view
+from ._plan import Command, View, compile_plan, compile_view
 from ._policy import Policy
 
 # -- which policy -------------------------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ def _check_fds(options: Mapping[str, Any], keep: Sequence[int]) -> None:
 # -- the environment ----------------------------------------------------------------------------------------------------------
 
 _snapshot: tuple[Any, dict[str, str]] = (None, {})
-_filtered: tuple[Any, dict[str, str], dict[str, str], tuple[str, ...]] | None = None
+_visible: tuple[Any, dict[str, str], dict[str, str], tuple[str, ...]] | None = None
 
 
 def _caller_environment() -> dict[str, str]:
@@ -223,15 +223,23 @@ def _caller_environment() -> dict[str, str]:
     return _snapshot[1]
 
 
-def _filter(policy: Policy, env: dict[str, str] | None) -> tuple[dict[str, str], tuple[str, ...]]:
-    global _filtered
+def _command_environment(view: View, kind: str, env: dict[str, str] | None) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The environment that the command sees, markers included, and the names that were dropped.
+
+    The same object as the last time, as long as the caller's environment and the policy are the same.
+    """
+    global _visible
+    policy = view.policy
     caller = _caller_environment()
-    if env is not None:
-        return _environment.filter_environment(policy.environment, env, caller)
-    known = _filtered
-    if known is None or known[0] != policy.environment or known[1] is not caller:
-        known = _filtered = (policy.environment, caller, *_environment.filter_environment(policy.environment, None, caller))
-    return dict(known[2]), known[3]
+    known = _visible
+    key = (view, kind)
+    if env is None and known is not None and known[0] == key and known[1] is caller:
+        return known[2], known[3]
+    visible, dropped = _environment.filter_environment(policy.environment, env, caller)
+    visible.update(_environment.markers(policy.environment, kind, policy.network == "none", view.roots))
+    if env is None:
+        _visible = (key, caller, visible, dropped)
+    return visible, dropped
 
 
 # -- all together --------------------------------------------------------------------------------------------------------------
@@ -279,11 +287,10 @@ def prepare(args: Any, options: dict[str, Any], policy: Policy) -> tuple[Launch,
 
     view = compile_view(policy, uid)
     backend, report = _backends.choose(view.features, forced=policy.backend, strict=policy.enforcement == "strict")
-    visible, dropped = _filter(policy, environ)
-    visible.update(_environment.markers(policy.environment, backend.kind, policy.network == "none", view.roots))
-    plan = compile_plan(policy, command, visible, dropped, inherits=env is None)
+    visible, dropped = _command_environment(view, backend.kind, environ)
+    plan = compile_plan(view, command, visible, dropped, inherits=env is None)
     report.environment_dropped = plan.dropped
-    report.notes = plan.notes
+    report.notes = plan.composition.notes
     launch = backend.wrap(plan, report)
     options.update(
         executable=launch.executable,

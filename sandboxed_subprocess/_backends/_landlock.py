@@ -10,6 +10,7 @@ import ctypes
 import functools
 from dataclasses import dataclass
 
+WRITE_FILE = 1 << 1
 TRUNCATE = 1 << 14
 IOCTL_DEV = 1 << 15
 SCOPE_ABSTRACT_UNIX_SOCKET = 1 << 0

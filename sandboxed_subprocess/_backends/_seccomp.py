@@ -56,9 +56,11 @@ NAMESPACES = (
 )
 _NEWTIME = 0x80  # unshare only: for clone these bits are the exit signal
 _FAMILIES = (1, 2, 10, 16)  # AF_UNIX, AF_INET, AF_INET6, AF_NETLINK (NETLINK_ROUTE only)
-_LAST_FAMILY = 63
+_LAST_FAMILY = 45  # AF_MAX is 46; the kernel has nothing beyond
 _IPPROTO_MPTCP = 262
-_PERSONALITY_BITS = 0x8 | 0x20000 | 0x40000  # PER_LINUX32, UNAME26, ADDR_NO_RANDOMIZE
+# Every flag of linux/personality.h but UNAME26 and ADDR_NO_RANDOMIZE (debuggers); the low bits name a personality,
+# and Linux has only its own left.
+_PERSONALITY_DENIED = 0x0FF80000
 _SETID = (0o4000, 0o2000)
 _S_IFMT, _S_IFCHR, _S_IFBLK = 0o170000, 0o020000, 0o060000
 _O_CREAT, _O_TMPFILE = 0o100, 0o20000000
@@ -146,7 +148,7 @@ def compile_filter(exceptions: tuple[str, ...] = ()) -> bytes:
     for value in range(_LAST_FAMILY + 1):
         if value not in _FAMILIES:
             refuse(family, "socket", equal(0, value))
-            refuse(family, "socketpair", equal(0, value))
+    refuse(family, "socketpair", equal(0, 30))  # AF_TIPC, the only other family that has pairs
     refuse(family, "socket", equal(0, 16), scmp.Arg(2, scmp.NE, 0))
     # The kernel sees int; what the line above passes as "not 0" by its high half only is still NETLINK_ROUTE.
     for domain in (2, 10):
@@ -169,7 +171,7 @@ def compile_filter(exceptions: tuple[str, ...] = ()) -> bytes:
     # bit together with the highest one, because libseccomp compares each argument once in a rule.
     high = 1 << 31
     for bit in (1 << n for n in range(31)):
-        if not bit & _PERSONALITY_BITS:
+        if bit & _PERSONALITY_DENIED:
             refuse(eperm, "personality", equal(0, bit, bit | high))
         refuse(eperm, "personality", equal(0, high, bit | high))
 

@@ -7,6 +7,7 @@ and nowhere else; it is a pure function of the plan's rules, and cached with the
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
 import socket
 import stat
@@ -17,19 +18,20 @@ from collections.abc import Iterable
 from .. import _native, _paths
 from .._errors import Missing
 from .._launch import Launch, setup_error
-from .._plan import Access, Command, Feature, Plan, Rule
+from .._plan import Access, Command, Composition, Feature, Plan, Rule
+from .._policy import Limits
 from .._report import Report
-from ._landlock import IOCTL_DEV, Landlock, landlock
+from ._landlock import IOCTL_DEV, TRUNCATE, WRITE_FILE, Landlock, landlock
 from ._seccomp import compile_filter
 
 _HEADER = struct.Struct("=8sIIiIIIIIQQQQ24s24s")
 _RECORD = struct.Struct("=IIIIQQ")
 (_ARGV0, _EXEC, _KEEP, _GROUP, _RLIMIT, _FILTER, _SOURCE, _BASE, _MKDIR, _FILE, _LINK, _TBIND, _ATTACH, _PROTECT,
- _PROC, _DEVPTS, _RULE, _MASK) = range(1, 19)  # fmt: skip
+ _PROC, _DEVPTS, _RULE, _MASK, _SEAL) = range(1, 20)  # fmt: skip
 _NETNS, _UID, _GID, _GROUPS, _SETSID, _SETPGID = 1, 2, 4, 8, 16, 32
 READONLY, OPTIONAL, DEVICES, PINNED, FLAT = 1, 2, 8, 16, 32
 
-_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+_DEVICES = ("null", "zero", "full", "urandom", "tty")
 _GRACE_MS = 200
 _RLIMIT_CORE = 4
 _INFINITY = (1 << 64) - 1
@@ -134,15 +136,13 @@ def render_view(plan: Plan, ll: Landlock) -> tuple[bytes, int]:
     v.mounts.append(_record(_BASE, 0, 0, 0, 0, os.fsencode(base)))
     v.mkdir(f"{hidden}/none", 0)
     v.file(f"{hidden}/empty", 0)
-    v.mkdir(f"{hidden}/bare", 0o555)
 
-    # /dev: six nodes of the host's, and directories of our own.
+    # /dev: five nodes of the host's, and directories of our own. random is the same as urandom since Linux 5.6.
     v.mkdir(f"{hidden}/dev")
     v.mkdir(f"{hidden}/dev/pts")
-    v.mkdir(f"{hidden}/dev/shm")
-    v.mkdir(f"{hidden}/shm", 0o1777)
+    v.mkdir(f"{hidden}/dev/shm", 0o1777)
     for name, text in (("fd", "/proc/self/fd"), ("stdin", "/proc/self/fd/0"), ("stdout", "/proc/self/fd/1"),
-                       ("stderr", "/proc/self/fd/2"), ("ptmx", "pts/ptmx")):  # fmt: skip
+                       ("stderr", "/proc/self/fd/2"), ("ptmx", "pts/ptmx"), ("random", "urandom")):  # fmt: skip
         v.link(f"{hidden}/dev/{name}", text)
     devices = [f"/dev/{name}" for name in _DEVICES if os.path.exists(f"/dev/{name}")]
     for path in view.policy.devices:
@@ -157,14 +157,15 @@ def render_view(plan: Plan, ll: Landlock) -> tuple[bytes, int]:
             v.mkdir(f"{hidden}{path}")
         else:
             v.file(f"{hidden}{path}", 0o666)
-    v.bind(f"{hidden}/dev", "/dev", READONLY)
+    # Writable for the sake of /dev/shm: it is private, the nodes in it are mount points, which cannot be replaced, and
+    # Landlock leaves only shm.
+    v.bind(f"{hidden}/dev", "/dev", 0 if writable else READONLY)
     for path, number in shown:
         v.attach(number, path)
-        v.allow(path, ll.write & (2 | IOCTL_DEV | (1 << 14)))
     v.mounts.append(_record(_DEVPTS, 0, 0, 0, 0, b"/dev/pts"))
-    v.allow("/dev/pts", ll.write & (2 | IOCTL_DEV | (1 << 14)))
+    # One rule for all nodes in /dev; it does not cover making new ones.
+    v.allow("/dev", ll.write & (WRITE_FILE | IOCTL_DEV | TRUNCATE))
     if writable:
-        v.bind(f"{hidden}/shm", "/dev/shm")
         v.allow("/dev/shm", ll.write & ~IOCTL_DEV)
     v.area["/dev"] = "private"
     v.inside["/dev"] = f"{hidden}/dev"
@@ -179,7 +180,7 @@ def render_view(plan: Plan, ll: Landlock) -> tuple[bytes, int]:
             v.area[area] = "rw"
             v.allow(area, ll.write & ~IOCTL_DEV)
         else:
-            place = f"{hidden}/private{area}"
+            place = f"{hidden}/private{len(v.inside)}"
             v.mkdir(place, 0o1777 if area.endswith("tmp") else 0o755)
             v.inside[area] = place
             if writable and area.endswith("tmp"):
@@ -199,7 +200,7 @@ def render_view(plan: Plan, ll: Landlock) -> tuple[bytes, int]:
             directory = _paths.is_directory(real)
             v.show(real, v.source(real, READONLY), directory)
             v.area[real] = "ro"
-    for path in plan.private_dirs:
+    for path in plan.surroundings.private_dirs:
         above, area = v.governing(path)
         if area != "private":
             continue
@@ -208,7 +209,7 @@ def render_view(plan: Plan, ll: Landlock) -> tuple[bytes, int]:
         if above == base:
             v.bind(place, path)
             v.allow(path, ll.write & ~IOCTL_DEV)
-    for path, content in plan.files:
+    for path, content in plan.composition.files:
         above, area = v.governing(path)
         if area == "private":
             v.file(v.inside[above] + path[len(above) :], 0o444, content)
@@ -217,11 +218,8 @@ def render_view(plan: Plan, ll: Landlock) -> tuple[bytes, int]:
     for rule in plan.rules:
         _render_rule(v, rule, pins, rule.path in has_children, ll)
 
-    if base == "/run":
-        # The parts have their own places now; here they would only confuse.
-        v.bind(f"{hidden}/none", f"/run/{hidden}", READONLY)
     v.mounts.append(_record(_PROC, READONLY))
-    records = b"".join([*v.sources, v.mounts[0], *v.skeleton, *v.mounts[1:], *v.landlock])
+    records = b"".join([*v.sources, v.mounts[0], *v.skeleton, _record(_SEAL, 0, 0, 0, 0, os.fsencode(hidden)), *v.mounts[1:], *v.landlock])
     return records, len(v.sources)
 
 
@@ -250,7 +248,7 @@ def _render_rule(v: _View, rule: Rule, pins: dict[str, tuple[int, int]], has_chi
     path = rule.path
     above, area = v.governing(path)
     if rule.access is Access.DENY:
-        if area in ("private", "mask"):
+        if area in ("private", "mask") or path in v.plan.composition.absent:
             return  # not there in the first place
         v.area[path] = "mask"
         if has_children:
@@ -283,6 +281,8 @@ def _render_rule(v: _View, rule: Rule, pins: dict[str, tuple[int, int]], has_chi
         v.area[path] = "rw"
         v.allow(path, ll.write & ~IOCTL_DEV)
     elif area == "rw":
+        if path in v.plan.composition.absent:
+            return
         v.mounts.append(_record(_PROTECT, READONLY | OPTIONAL, 0, 0, 0, os.fsencode(path)))
         v.area[path] = "ro"
     elif area == "ro":
@@ -304,7 +304,7 @@ class Namespaces:
     def __init__(self, launcher: str, ll: Landlock) -> None:
         self._launcher = launcher
         self._landlock = ll
-        self._rendered: dict[int, tuple[tuple[object, ...], bytes, int]] = {}
+        self._rendered: dict[int, tuple[Composition, tuple[object, ...], bytes, int]] = {}
         self.why_not: dict[Feature, str] = {}
         found = {
             Feature.WRITE_RULES,
@@ -335,6 +335,7 @@ class Namespaces:
         else:
             found.add(Feature.SYSTEM_CALLS)
         self.features = frozenset(found)
+        self._filters = Feature.SYSTEM_CALLS in found
 
     def wrap(self, plan: Plan, report: Report) -> Launch:
         """Turns a plan into a launch of our launcher.
@@ -343,20 +344,20 @@ class Namespaces:
             OSError: no file descriptors, or no memory, left.
         """
         ll = self._landlock
-        key = (plan.view, plan.rules, plan.pins, plan.private_dirs, plan.files)
-        known = self._rendered.get(id(plan.view))
-        if known is None or known[0] != key:
+        composition = plan.composition
+        key = (plan.pins, plan.surroundings.private_dirs)
+        known = self._rendered.get(id(composition))
+        if known is None or known[0] is not composition or known[1] != key:
             records, sources = render_view(plan, ll)
             if len(self._rendered) > 256:
                 self._rendered.clear()
-            known = self._rendered[id(plan.view)] = (key, records, sources)
+            known = self._rendered[id(composition)] = (composition, key, records, sources)
         policy = plan.policy
         command = plan.command
-        body = [known[1]]
-        if Feature.SYSTEM_CALLS in self.features:
-            program = compile_filter(tuple(policy.syscall_exceptions))
-            body.append(_record(_FILTER, 0, 0, len(program), 0, raw=program))
-        body.append(_command_records(plan))
+        body = [known[2]]
+        if self._filters:
+            body.append(_filter_record(tuple(policy.syscall_exceptions)))
+        body.append(_command_records(command, policy.limits))
         fds: list[int] = []
         channel = child = None
         try:
@@ -365,7 +366,7 @@ class Namespaces:
             channel, child = _socket_pair()
             limit = policy.limits.memory_bytes
             text = _header(
-                b"".join(body), child.fileno(), _flags(plan), command, known[2], policy.limits.wall_seconds,
+                b"".join(body), child.fileno(), _flags(plan), command, known[3], policy.limits.wall_seconds,
                 (ll.write, 0, ll.scoped), f"{limit}" if limit else "25%",
             )  # fmt: skip
             _write_all(fds[1], text)
@@ -438,9 +439,14 @@ def _header(
     )  # fmt: skip
 
 
-def _command_records(plan: Plan) -> bytes:
-    command = plan.command
-    limits = plan.policy.limits
+@functools.lru_cache(64)
+def _filter_record(exceptions: tuple[str, ...]) -> bytes:
+    program = compile_filter(exceptions)
+    return _record(_FILTER, 0, 0, len(program), 0, raw=program)
+
+
+@functools.lru_cache(64)
+def _command_records(command: Command, limits: Limits) -> bytes:
     # RLIMIT_CORE 1, not 0: a kernel that pipes cores to a handler, which runs outside and as root, ignores the 0.
     out = [_record(_ARGV0, 0, 0, 0, 0, command.argv[0]), _record(_RLIMIT, _RLIMIT_CORE, 0, 1, 1)]
     out += [_record(_EXEC, 0, 0, 0, 0, path) for path in command.candidates]
@@ -465,8 +471,7 @@ def detect() -> Namespaces:
     body = [_record(_BASE, 0, 0, 0, 0, b"/dev"), _record(_PROC, READONLY)]
     body += [_record(_ARGV0, 0, 0, 0, 0, b"sandboxed-subprocess-probe"), _record(_EXEC, 0, 0, 0, 0, os.fsencode(launcher))]
     if Feature.SYSTEM_CALLS in probe.features:
-        program = compile_filter(())
-        body.append(_record(_FILTER, 0, 0, len(program), 0, raw=program))
+        body.append(_filter_record(()))
     channel, child = _socket_pair()
     plan_fd = _above_stdio(os.memfd_create("plan", os.MFD_CLOEXEC))
     try:

@@ -22,7 +22,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-FLAGS = ["-static", "-O2", "-Wall", "-Wextra", "-fno-pie", "-no-pie", "-Wl,--build-id=none", "-s"]
+FLAGS = ["-static", "-O2", "-Wall", "-Wextra", "-fno-pie", "-no-pie", "-Wl,--build-id=none", "-Wl,-z,noseparate-code", "-s"]
 # Where ziglang has wheels; elsewhere asking for it would fail the whole build.
 ZIG_MACHINES = {"x86_64", "aarch64", "armv7l", "i686", "ppc64le", "s390x", "riscv64"}
 

@@ -93,7 +93,6 @@ struct landlock_path { uint64_t access; int32_t fd; } __attribute__((packed));
 struct cap_header { uint32_t version; int pid; };
 struct cap_data { uint32_t effective, permitted, inheritable; };
 struct bpf_program { unsigned short length; const void *filter; };
-struct in6_request { struct in6_addr addr; uint32_t prefix; int index; };
 
 /* ---- the plan ------------------------------------------------------------------------------------------------ */
 
@@ -116,7 +115,7 @@ enum { F_NETNS = 1, F_UID = 2, F_GID = 4, F_GROUPS = 8, F_SETSID = 16, F_SETPGID
 
 enum kind {
 	K_ARGV0 = 1, K_EXEC, K_KEEP, K_GROUP, K_RLIMIT, K_FILTER,
-	K_SOURCE, K_BASE, K_MKDIR, K_FILE, K_LINK, K_TBIND, K_ATTACH, K_PROTECT, K_PROC, K_DEVPTS, K_RULE, K_MASK,
+	K_SOURCE, K_BASE, K_MKDIR, K_FILE, K_LINK, K_TBIND, K_ATTACH, K_PROTECT, K_PROC, K_DEVPTS, K_RULE, K_MASK, K_SEAL,
 	K_COUNT
 };
 
@@ -126,7 +125,7 @@ static const struct { unsigned char strings, raw; } shape[K_COUNT] = {
 	[K_ARGV0] = {1, 0}, [K_EXEC] = {1, 0}, [K_KEEP] = {0, 0}, [K_GROUP] = {0, 0}, [K_RLIMIT] = {0, 0},
 	[K_FILTER] = {0, 1}, [K_SOURCE] = {1, 0}, [K_BASE] = {1, 0}, [K_MKDIR] = {1, 0}, [K_FILE] = {1, 1},
 	[K_LINK] = {2, 0}, [K_TBIND] = {2, 0}, [K_ATTACH] = {1, 0}, [K_PROTECT] = {1, 0}, [K_PROC] = {0, 0},
-	[K_DEVPTS] = {1, 0}, [K_RULE] = {1, 0}, [K_MASK] = {3, 0},
+	[K_DEVPTS] = {1, 0}, [K_RULE] = {1, 0}, [K_MASK] = {3, 0}, [K_SEAL] = {1, 0},
 };
 struct record {
 	enum kind kind;
@@ -139,14 +138,14 @@ struct record {
 /* flags in numbers.a of SOURCE, TBIND, ATTACH, PROTECT, PROC and RULE */
 enum { O_READONLY = 1, O_OPTIONAL = 2, O_DEVICES = 8, O_PINNED = 16, O_FLAT = 32 };
 
-enum { MAX_KEEP = 1024, MAX_GROUPS = 65536, MAX_EXEC = 4096, MAX_SOURCES = 65536 };
+enum { MAX_KEEP = 1024, MAX_SOURCES = 65536 };
 
 static const struct header *plan;
 static const char *plan_end;
 static int plan_fd;
-static const char *const *candidates;      /* exec is tried on each in turn; ends with NULL */
+static const char **candidates;            /* exec is tried on each in turn; ends with NULL */
 static uint32_t keep[MAX_KEEP];            /* sorted: what the command inherits besides 0-2 */
-static size_t keep_count, group_count, candidate_count;
+static size_t keep_count, group_count;
 static uint32_t *group_list;
 static int *source_fd;
 static char **command_argv;
@@ -251,12 +250,11 @@ static void parse(int fd)
 {
 	struct stat st;
 	struct record r;
-	const char **list;
-	size_t groups = 0;
+	size_t groups = 0, execs = 0, kept = 0;
 
 	if (fstat(fd, &st) || st.st_size < (off_t)sizeof *plan || st.st_size > INT_MAX)
 		bad_plan("plan: not a plan");
-	plan = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+	plan = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE | MAP_POPULATE, fd, 0);
 	if (plan == MAP_FAILED)
 		bad_plan("plan: cannot be mapped");
 	if (memcmp(plan->magic, "sbxplan1", 8) || plan->size != (uint64_t)st.st_size)
@@ -265,34 +263,19 @@ static void parse(int fd)
 	if (plan->sources > MAX_SOURCES || !memchr(plan->tmpfs_size, 0, sizeof plan->tmpfs_size) ||
 	    !memchr(plan->tmpfs_inodes, 0, sizeof plan->tmpfs_inodes))
 		bad_plan("plan: malformed header");
-	list = calloc(MAX_EXEC + 1, sizeof *list);
-	source_fd = calloc(plan->sources + 1, sizeof *source_fd);
-	group_list = calloc(MAX_GROUPS, sizeof *group_list);
-	if (!list || !source_fd || !group_list)
-		bad_plan("out of memory");
 	uint32_t sources = 0;
 	FOR_EACH_RECORD(r) switch (r.kind) {
-	case K_ARGV0:
-		command_argv[0] = (char *)(uintptr_t)r.s[0];
-		break;
 	case K_EXEC:
-		if (candidate_count == MAX_EXEC)
-			bad_plan("plan: too many directories in PATH");
-		list[candidate_count++] = r.s[0];
+		execs++;
 		break;
 	case K_KEEP:
-		if (keep_count == MAX_KEEP)
-			bad_plan("plan: too many pass_fds");
-		keep[keep_count++] = r.n.a;
+		kept++;
 		break;
 	case K_GROUP:
-		if (groups == MAX_GROUPS)
-			bad_plan("plan: too many groups");
-		group_list[groups++] = r.n.a;
+		groups++;
 		break;
 	case K_SOURCE:
-		if (sources++ == plan->sources)
-			bad_plan("plan: more sources than it says");
+		sources++;
 		break;
 	case K_ATTACH:
 		if (r.n.b >= plan->sources)
@@ -305,10 +288,24 @@ static void parse(int fd)
 	default:
 		break;
 	}
-	if (!candidate_count || sources != plan->sources)
-		bad_plan("plan: incomplete");
-	candidates = list;
-	group_count = groups;
+	if (!execs || sources != plan->sources || kept > MAX_KEEP)
+		bad_plan("plan: incomplete, or more than it says");
+	candidates = calloc(execs + 1, sizeof *candidates);
+	source_fd = calloc(sources + 1, sizeof *source_fd);
+	group_list = calloc(groups + 1, sizeof *group_list);
+	if (!candidates || !source_fd || !group_list)
+		bad_plan("out of memory");
+	execs = 0;
+	FOR_EACH_RECORD(r) {
+		if (r.kind == K_ARGV0)
+			command_argv[0] = (char *)(uintptr_t)r.s[0];
+		else if (r.kind == K_EXEC)
+			candidates[execs++] = r.s[0];
+		else if (r.kind == K_KEEP)
+			keep[keep_count++] = r.n.a;
+		else if (r.kind == K_GROUP)
+			group_list[group_count++] = r.n.a;
+	}
 	qsort(keep, keep_count, sizeof *keep, by_number);
 }
 
@@ -323,6 +320,12 @@ static int set_attr(int dir, const char *path, unsigned flags, uint64_t set, uin
 {
 	struct mount_attr_ a = {.set = set, .propagation = propagation};
 	return (int)syscall(NR_mount_setattr, dir, path, flags, &a, sizeof a);
+}
+
+static int make_writable(int mount_fd)
+{
+	struct mount_attr_ a = {.clr = MOUNT_ATTR_RDONLY_};
+	return (int)syscall(NR_mount_setattr, mount_fd, "", AT_EMPTY_PATH, &a, sizeof a);
 }
 
 /* Opens where a mount is to go. No symbolic link is followed anywhere in the path: Python resolved it, so a link
@@ -441,7 +444,6 @@ static int own_identity(void)
 static int loopback(void)
 {
 	struct ifreq r;
-	struct in6_request six;
 	struct sockaddr_in *address = (struct sockaddr_in *)&r.ifr_addr;
 	int s;
 
@@ -459,24 +461,11 @@ static int loopback(void)
 	strcpy(r.ifr_name, "lo:1");
 	address->sin_family = AF_INET;
 	address->sin_addr.s_addr = htonl(0xc6120001);
+	/* Its netmask becomes that of the class; on lo that only makes more addresses local. Setting another one takes
+	 * the address down and up again. */
 	if (ioctl(s, SIOCSIFADDR, &r) < 0)
 		goto fail;
-	address->sin_addr.s_addr = htonl(0xffffffff);
-	if (ioctl(s, SIOCSIFNETMASK, &r) < 0)
-		goto fail;
-	close(s);
-	s = socket(AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-	if (s < 0)
-		return errno == EAFNOSUPPORT ? 0 : -1;      /* a host without IPv6 */
-	memset(&six, 0, sizeof six);
-	six.addr.s6_addr[0] = 0xfd;
-	six.addr.s6_addr[15] = 1;
-	six.prefix = 128;
-	six.index = 1;      /* lo is always the first interface of a network namespace */
-	/* A convenience for AI_ADDRCONFIG, not a restriction: hosts with IPv6 disabled by sysctl refuse it. */
-	(void)ioctl(s, SIOCSIFADDR, &six);
-	close(s);
-	return 0;
+	return close(s);
 fail:
 	close(s);
 	return -1;
@@ -563,11 +552,18 @@ static int view_record(const struct record *r)
 			goto fail;
 		close(fd);
 		return 0;
+	case K_SEAL:
+		/* The skeleton is complete. What is cloned from a read-only mount is read-only, so masks need no call of
+		 * their own; directories that are to be written say so. The directory that the parts lie in is closed
+		 * to everyone but init; nobody inside can open it again, the mount being read-only. */
+		if (fchmodat(tmpfs_fd, r->s[0], 0, 0) < 0)
+			return -1;
+		return set_attr(tmpfs_fd, "", AT_EMPTY_PATH, MOUNT_ATTR_RDONLY_, 0);
 	case K_TBIND:
 		fd = open_tree(tmpfs_fd, r->s[0], OPEN_TREE_CLONE_);
 		if (fd < 0)
 			return -1;
-		if (r->n.a & O_READONLY && set_attr(fd, "", AT_EMPTY_PATH, MOUNT_ATTR_RDONLY_, 0) < 0)
+		if (!(r->n.a & O_READONLY) && make_writable(fd) < 0)
 			goto fail;
 		if (attach(fd, r->s[1]) < 0 && !(r->n.a & O_OPTIONAL && absent()))
 			goto fail;
@@ -581,7 +577,7 @@ static int view_record(const struct record *r)
 		if (to < 0)
 			return r->n.a & O_OPTIONAL && absent() ? 0 : -1;
 		fd = fstat(to, &st) < 0 ? -1 : open_tree(tmpfs_fd, S_ISDIR(st.st_mode) ? r->s[0] : r->s[1], OPEN_TREE_CLONE_);
-		saved = fd < 0 || set_attr(fd, "", AT_EMPTY_PATH, MOUNT_ATTR_RDONLY_, 0) < 0 ||
+		saved = fd < 0 ||
 			syscall(NR_move_mount, fd, "", to, "", MOVE_MOUNT_F_EMPTY_PATH_ | MOVE_MOUNT_T_EMPTY_PATH_) < 0 ? errno : 0;
 		close(to);
 		if (fd >= 0)
@@ -653,7 +649,7 @@ static int build_view(void)
 	struct record r;
 	static const char *const names[K_COUNT] = {
 		[K_BASE] = "tmpfs", [K_MKDIR] = "mkdir", [K_FILE] = "file", [K_LINK] = "symlink", [K_TBIND] = "mask",
-		[K_ATTACH] = "attach", [K_PROTECT] = "protect", [K_PROC] = "proc", [K_DEVPTS] = "devpts", [K_MASK] = "mask",
+		[K_ATTACH] = "attach", [K_PROTECT] = "protect", [K_PROC] = "proc", [K_DEVPTS] = "devpts", [K_MASK] = "mask", [K_SEAL] = "seal",
 	};
 
 	FOR_EACH_RECORD(r) {
@@ -663,9 +659,7 @@ static int build_view(void)
 		if (view_record(&r) < 0)
 			return -1;
 	}
-	/* The tmpfs where it is attached; what has been bound from it elsewhere has flags of its own. */
-	step_name = "readonly";
-	return tmpfs_fd < 0 ? 0 : set_attr(tmpfs_fd, "", AT_EMPTY_PATH, MOUNT_ATTR_RDONLY_, 0);
+	return 0;
 }
 
 /* The inherited working directory is still the old, uncovered one; entering it by name puts us on the mounts. A
@@ -1287,16 +1281,24 @@ static int identity_map(const char *path, char *out, size_t room)
 	return 0;
 }
 
-static int write_maps(pid_t init)
+/* All ids at once; in a container that has only some (EPERM), those. */
+static int write_map(pid_t init, const char *name, char *map, size_t room)
 {
-	static char path[64];
+	static char path[64], own[64];
 
 	step_path = path;
-	snprintf(path, sizeof path, "/proc/%d/uid_map", (int)init);
-	if (write_file(path, uid_map) < 0)
+	snprintf(path, sizeof path, "/proc/%d/%s", (int)init, name);
+	if (write_file(path, map) == 0)
+		return 0;
+	if (errno != EPERM)
 		return -1;
-	snprintf(path, sizeof path, "/proc/%d/gid_map", (int)init);
-	if (write_file(path, gid_map) < 0)
+	snprintf(own, sizeof own, "/proc/self/%s", name);
+	return identity_map(own, map, room) < 0 ? -1 : write_file(path, map);
+}
+
+static int write_maps(pid_t init)
+{
+	if (write_map(init, "uid_map", uid_map, sizeof uid_map) < 0 || write_map(init, "gid_map", gid_map, sizeof gid_map) < 0)
 		return -1;
 	return send(pair[0], "", 1, MSG_NOSIGNAL) == 1 ? 0 : -1;
 }
@@ -1343,13 +1345,8 @@ static void monitor_main(void)
 	step_name = "identity";
 	maps_by_monitor = has_capability(CAP_SETUID_) && has_capability(CAP_SETGID_);
 	if (maps_by_monitor) {
-		step_path = "/proc/self/uid_map";
-		if (identity_map(step_path, uid_map, sizeof uid_map) < 0)
-			give_up();
-		step_path = "/proc/self/gid_map";
-		if (identity_map(step_path, gid_map, sizeof gid_map) < 0)
-			give_up();
-		step_path = NULL;
+		strcpy(uid_map, "0 0 4294967295");
+		strcpy(gid_map, "0 0 4294967295");
 	} else {
 		snprintf(uid_map, sizeof uid_map, "%u %u 1", (unsigned)geteuid(), (unsigned)geteuid());
 		snprintf(gid_map, sizeof gid_map, "%u %u 1", (unsigned)getegid(), (unsigned)getegid());
