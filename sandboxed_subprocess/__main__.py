@@ -1,0 +1,101 @@
+"""`python -m sandboxed_subprocess`: run a command, look at this machine, or watch a demonstration."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from ._cli import demo, doctor
+from ._errors import PolicyError, SandboxError
+from ._policy import PRESETS, Policy
+from ._popen import Popen
+
+# As env(1), nice(1) and timeout(1) have it.
+FAILED, CANNOT_EXECUTE, NOT_FOUND = 125, 126, 127
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m sandboxed_subprocess", description="subprocess, sandboxed")
+    verbs = parser.add_subparsers(dest="verb", required=True)
+
+    run = verbs.add_parser("run", help="run a command in a sandbox; its exit status is the command's own")
+    run.add_argument(
+        "--policy",
+        default="workspace-write",
+        metavar="PRESET|FILE",
+        help=f"{', '.join(PRESETS)}, or a .toml or .json file (default: workspace-write here)",
+    )
+    run.add_argument("--write", action="append", default=[], metavar="DIR", help="a further writable directory")
+    run.add_argument("--report", action="store_true", help="print the report as JSON on stderr at the end")
+    run.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
+
+    look = verbs.add_parser("doctor", help="what works on this machine, what does not, why, and what to do")
+    look.add_argument("--json", action="store_true", help="for machines")
+
+    verbs.add_parser("demo", help="attempts, good and evil, in a temporary directory, and what became of them")
+    return parser
+
+
+def _policy(args: argparse.Namespace) -> Policy:
+    if args.policy == "workspace-write":
+        policy = Policy.workspace_write(os.getcwd())
+    elif args.policy in PRESETS:
+        policy = Policy.from_preset(args.policy)
+    elif os.sep in args.policy or args.policy.endswith((".toml", ".json")):
+        policy = Policy.load(args.policy)
+    else:
+        policy = Policy.from_preset(args.policy)  # raises, and names what there is
+    return policy.with_write(*args.write) if args.write else policy
+
+
+def _run(args: argparse.Namespace) -> int:
+    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if not command:
+        print("run: no command given", file=sys.stderr)
+        return 2
+    try:
+        process: Popen[bytes] = Popen(command, policy=_policy(args))
+    except FileNotFoundError as error:
+        print(f"run: {error}", file=sys.stderr)
+        return NOT_FOUND
+    except SandboxError as error:
+        print(f"run: {error}", file=sys.stderr)
+        return FAILED
+    except OSError as error:
+        print(f"run: {error}", file=sys.stderr)
+        return CANNOT_EXECUTE
+
+    # Ctrl-C and Ctrl-\ reach the command from the terminal by themselves; what is sent to us alone is passed on.
+    for number in (signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, lambda *_: None)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, lambda n, _: process.send_signal(n))
+    status = process.wait()
+    if args.report:
+        print(process.sandbox.to_json(), file=sys.stderr)
+    if status < 0:
+        # Ends as the command ended, so that a shell says the same about it.
+        signal.signal(-status, signal.SIG_DFL) if -status not in (signal.SIGKILL, signal.SIGSTOP) else None
+        os.kill(os.getpid(), -status)
+        return 128 - status
+    return status
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = _parser().parse_args(argv)
+    try:
+        if args.verb == "run":
+            return _run(args)
+        if args.verb == "doctor":
+            return doctor.main(json_output=args.json)
+        return demo.main()
+    except (PolicyError, OSError) as error:
+        print(f"{args.verb}: {error}", file=sys.stderr)
+        return FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""`doctor`: what works on this machine, what does not, why, and what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from typing import Any
+
+from .. import _backends
+from .._errors import Missing
+from .._plan import Feature, required_features
+from .._policy import Policy
+from . import table
+
+
+def _read(path: str) -> str | None:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read().strip()
+    except OSError:
+        return None
+
+
+def _facts() -> dict[str, str]:
+    facts = {
+        "sandboxed_subprocess": sys.modules[__package__.partition(".")[0]].__version__,
+        "python": f"{platform.python_version()} ({sys.executable})",
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "user": str(os.geteuid()) if hasattr(os, "geteuid") else "",
+    }
+    if sys.platform == "linux":
+        from .._backends._landlock import landlock
+
+        found = landlock()
+        facts["landlock"] = f"ABI {found.abi}" + (f" ({found.missing})" if found.missing else "")
+        for name, path in (
+            ("user namespaces", "/proc/sys/user/max_user_namespaces"),
+            ("unprivileged_userns_clone", "/proc/sys/kernel/unprivileged_userns_clone"),
+            ("apparmor_restrict_unprivileged_userns", "/proc/sys/kernel/apparmor_restrict_unprivileged_userns"),
+        ):
+            value = _read(path)
+            if value is not None:
+                facts[name] = value
+    return facts
+
+
+def examine() -> dict[str, Any]:
+    """Plain data: facts, and for each backend what it can enforce here or why it cannot work."""
+    backends: dict[str, Any] = {}
+    for name in _backends.names():
+        found = _backends.detect(name)
+        if isinstance(found, Missing):
+            backends[name] = {"works": False, "reason": found.reason, "advice": found.advice}
+        else:
+            backends[name] = {
+                "works": True,
+                "features": sorted(f.name for f in found.features),
+                "missing": {f.name: found.why_not.get(f, "not yet in this version") for f in Feature if f not in found.features},
+            }
+    presets = {}
+    for name, policy in (("workspace-write", Policy.workspace_write(os.path.expanduser("~"))), ("read-only", Policy.read_only())):
+        try:
+            presets[name] = _backends.choose(required_features(policy))[0].name
+        except Exception as error:
+            presets[name] = f"refused: {error}"
+    return {"facts": _facts(), "backends": backends, "presets": presets}
+
+
+def main(*, json_output: bool = False) -> int:
+    """Prints it; 0 if the presets can be enforced in full here, else 1."""
+    found = examine()
+    healthy = not any(value.startswith("refused") for value in found["presets"].values())
+    if json_output:
+        print(json.dumps(found, indent=2))
+        return 0 if healthy else 1
+    print(table(("what", "found"), list(found["facts"].items())))
+    print()
+    rows = []
+    for name, backend in found["backends"].items():
+        if not backend["works"]:
+            rows.append((name, "no", backend["reason"]))
+            if backend["advice"]:
+                rows.append(("", "", f"What to do: {backend['advice']}"))
+            continue
+        rows.append((name, "yes", ""))
+        for feature in Feature:
+            if feature.name in backend["features"]:
+                rows.append(("", "yes", feature.value))
+        rows += [("", "no", f"{Feature[f].value}: {why}") for f, why in backend["missing"].items()]
+    if not rows:
+        rows.append(("-", "no", f"there is no backend for {sys.platform} yet"))
+    print(table(("backend", "works", "what"), rows))
+    print()
+    print(table(("preset", "enforced by"), list(found["presets"].items())))
+    return 0 if healthy else 1
