@@ -1,0 +1,260 @@
+"""A sandbox that cannot be set up: the command does not run, the error says why, and nothing stays open."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pathlib
+import resource
+import struct
+import subprocess
+import sys
+
+import pytest
+
+import sandboxed_subprocess as sp
+from sandboxed_subprocess import _backends, _native
+from sandboxed_subprocess._backends import linux_namespaces
+
+
+def test_a_preexec_fn_that_closes_everything_is_a_setup_error(run, ws):
+    """It closes the plan and the launch socket too. Without a word from the launcher nothing counts as started."""
+    with pytest.raises(sp.SandboxSetupError):
+        run(["touch", "made"], preexec_fn=lambda: os.closerange(3, 256))
+    assert not (ws / "made").exists()
+
+
+def test_a_preexec_fn_that_starves_the_launcher_is_a_setup_error(run, ws):
+    """The limit hits the launcher first; its death must not look like a result of the command."""
+    with pytest.raises((sp.SandboxSetupError, MemoryError, OSError)):
+        run(["touch", "made"], preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (1 << 16, 1 << 16)))
+    assert not (ws / "made").exists()
+
+
+def test_a_launcher_that_is_killed_during_setup_is_a_setup_error(run, ws, monkeypatch, place):
+    """Out of memory, or an outer filter: end of file without a word is not "it runs"."""
+    stub = place / "launcher"
+    stub.write_text("#!/bin/sh\nkill -9 $$\n")
+    stub.chmod(0o755)
+    backend = _backends.detect("namespaces")
+    monkeypatch.setattr(backend, "_launcher", str(stub))
+    with pytest.raises(sp.SandboxSetupError, match="without a word"):
+        run(["touch", "made"])
+    assert not (ws / "made").exists()
+
+
+def test_a_launcher_that_exits_with_0_and_runs_nothing_is_a_setup_error(run, monkeypatch, place):
+    """The most dangerous way to fail: it would look like an empty, successful run."""
+    stub = place / "launcher"
+    stub.write_text("#!/bin/sh\nexit 0\n")
+    stub.chmod(0o755)
+    monkeypatch.setattr(_backends.detect("namespaces"), "_launcher", str(stub))
+    with pytest.raises(sp.SandboxSetupError):
+        run(["true"])
+
+
+@pytest.mark.parametrize(
+    "records, step, number",
+    [
+        ([(linux_namespaces._SOURCE, b"/no/such/source")], "open_tree", errno.ENOENT),
+        ([(linux_namespaces._PROTECT, b"/no/such/path")], "protect", errno.ENOENT),
+        ([(linux_namespaces._RULE, b"/no/such/rule")], "landlock_rules", errno.ENOENT),
+        ([(linux_namespaces._MKDIR, b"no/parent")], "mkdir", errno.ENOENT),
+        ([(linux_namespaces._FILTER, b"")], "seccomp", errno.EINVAL),
+    ],
+)
+def test_every_layer_that_cannot_be_applied_names_itself(run, ws, monkeypatch, records, step, number):
+    """No restriction is skipped: step, errno and path are in the error, and the command did not run."""
+    render = linux_namespaces.render_view
+
+    def broken(plan, ll):
+        data, sources = render(plan, ll)
+        for kind, text in records:
+            if kind == linux_namespaces._FILTER:
+                data += linux_namespaces._record(kind, 0, 0, 8, 0, raw=struct.pack("=HBBI", 0xFFFF, 0, 0, 0))
+            else:
+                extra = linux_namespaces._record(kind, 0, 0, 2, 0, text)
+                sources += kind == linux_namespaces._SOURCE
+                data = extra + data if kind == linux_namespaces._SOURCE else data + extra
+        return data, sources
+
+    monkeypatch.setattr(linux_namespaces, "render_view", broken)
+    monkeypatch.setattr(_backends.detect("namespaces"), "_rendered", {})
+    try:
+        with pytest.raises(sp.SandboxSetupError) as error:
+            run(["touch", "made"], policy=sp.Policy.workspace_write(ws, terminate_grace=hash(step) % 1000))
+    finally:
+        _backends.detect("namespaces")._rendered.clear()
+    assert (error.value.step, error.value.errno) == (step, number)
+    assert "did not run" in str(error.value) and step in str(error.value)
+    assert not (ws / "made").exists()
+
+
+@pytest.mark.parametrize("damage", ["empty", "short", "magic", "size", "record", "string", "attach", "sources"])
+def test_a_damaged_plan_is_refused_before_anything_happens(ws, damage):
+    """Parsed whole, then acted upon: the launcher reads memory that another process wrote."""
+    header = linux_namespaces._HEADER
+    good = linux_namespaces._record(linux_namespaces._EXEC, 0, 0, 0, 0, b"/bin/true")
+
+    def plan(body, magic=b"sbxplan1", extra=0, sources=0):
+        return header.pack(magic, header.size + len(body) + extra, os.getpid(), 0, 0, 0, 0, 0, sources, 0, 0, 0, 0, b"1m", b"1") + body
+
+    data = {
+        "empty": b"",
+        "short": b"sbxplan1",
+        "magic": plan(good, magic=b"sbxplan0"),
+        "size": plan(good, extra=8),
+        "record": plan(struct.pack("=II", 3, 1 << 30) + b"x" * 64),
+        "string": plan(linux_namespaces._RECORD.pack(2, 32, 0, 0, 0, 0) + b"notended"),
+        "attach": plan(good + linux_namespaces._record(linux_namespaces._ATTACH, 0, 7, 0, 0, b"/")),
+        "sources": plan(good, sources=3),
+    }[damage]
+    fd = os.memfd_create("plan")
+    os.write(fd, data)
+    result = subprocess.run([f"sandboxed-subprocess {fd}", "x"], executable=_native.locate(), pass_fds=[fd], capture_output=True, text=True)
+    os.close(fd)
+    assert result.returncode == 125
+    assert result.stderr.startswith("sandboxed_subprocess launcher: plan")
+
+
+def test_the_launcher_by_itself_says_what_it_is():
+    """Somebody will find it in a process list and try."""
+    result = subprocess.run([_native.locate()], capture_output=True, text=True)
+    assert result.returncode == 64 and "started by the package" in result.stderr
+
+
+def test_without_a_launcher_the_first_call_says_how_to_get_one(ws, monkeypatch):
+    """An installation that could not compile it; `danger_full_access` needs none."""
+    monkeypatch.setattr(_backends, "_found", {})
+    monkeypatch.setattr(_native, "NAME", "no-launcher")
+    with pytest.raises(sp.SandboxUnavailable, match="has no launcher") as error:
+        sp.run(["true"], policy=sp.Policy.workspace_write(ws))
+    assert "pip install" in error.value.advice
+    assert sp.run(["true"], policy="danger-full-access").returncode == 0
+
+
+def test_a_policy_that_needs_what_nothing_here_has_is_refused_by_name(ws):
+    """Never silently weaker: what cannot be enforced is said, and the command does not run."""
+    rules = [sp.network_rule("example.org", 443)]
+    for policy, words in (
+        (sp.Policy.workspace_write(ws, network=rules), "host rules"),
+        (sp.Policy.workspace_write(ws, limits=sp.Limits.moderate()), "limits.memory_bytes"),
+        (sp.Policy.workspace_write(ws, commands=object()), "command rules"),
+        (sp.Policy.workspace_write(ws, caches=["pip"]), "caches"),
+        (sp.Policy.workspace_write(ws, observe=["files"]), "observe"),
+    ):
+        with pytest.raises(sp.SandboxUnavailable, match=words):
+            sp.run(["touch", "made"], cwd=ws, policy=policy)
+    assert not (ws / "made").exists()
+
+
+def test_best_effort_runs_and_reports_every_gap(ws):
+    """Only where it was asked for; the rest of the policy still holds."""
+    policy = sp.Policy.workspace_write(ws, memory_bytes=1 << 30, processes=10, enforcement="best-effort")
+    result = sp.run(["sh", "-c", "echo x > made; echo x > ../other"], cwd=ws, policy=policy, capture_output=True)
+    assert (ws / "made").exists() and not (ws.parent / "other").exists()
+    assert result.sandbox.enforcement is sp.Enforcement.PARTIAL
+    assert result.sandbox.gaps == ("limits.memory_bytes", "limits.processes")
+
+
+def test_without_landlock_the_policy_is_refused_and_best_effort_names_it(ws, monkeypatch):
+    """Writing into a named pipe of the host passes a read-only mount; only Landlock stops it, so its absence is a gap."""
+    from sandboxed_subprocess._backends._landlock import Landlock
+
+    bare = linux_namespaces.Namespaces(_native.locate(), Landlock(0, missing="this kernel has no Landlock"))
+    monkeypatch.setitem(_backends._found, "namespaces", bare)
+    with pytest.raises(sp.SandboxUnavailable, match="named pipes.*no Landlock"):
+        sp.run(["true"], policy=sp.Policy.workspace_write(ws))
+    result = sp.run(["sh", "-c", "echo x > ../other"], cwd=ws, policy=sp.Policy.workspace_write(ws, enforcement="best-effort"), capture_output=True)
+    assert result.returncode != 0 and not (ws.parent / "other").exists()
+    assert result.sandbox.gaps == ("named pipes of the host out of reach",)
+
+
+def test_without_libseccomp_the_policy_is_refused(ws, monkeypatch):
+    """The filter is not optional."""
+    from sandboxed_subprocess._backends import _seccomp
+
+    def broken(exceptions=()):
+        raise sp._errors.Missing("libseccomp.so.2 is not there", "install it")
+
+    monkeypatch.setattr(linux_namespaces, "compile_filter", broken)
+    monkeypatch.setitem(_backends._found, "namespaces", linux_namespaces.Namespaces(_native.locate(), linux_namespaces.landlock()))
+    with pytest.raises(sp.SandboxUnavailable, match=r"system calls.*libseccomp"):
+        sp.run(["true"], policy=sp.Policy.workspace_write(ws))
+    assert _seccomp.compile_filter(())
+
+
+@pytest.mark.parametrize("attempt", ["program", "cwd", "policy", "unavailable", "setup"])
+def test_failed_launches_leave_nothing(ws, attempt):
+    """Fifty of each: no descriptor, no process, no file."""
+    policy = sp.Policy.workspace_write(ws)
+    cases = {
+        "program": (["no-such-program"], {}, FileNotFoundError),
+        "cwd": (["true"], {"cwd": "/nope"}, FileNotFoundError),
+        "policy": (["true"], {"policy": sp.Policy.workspace_write(ws / "missing")}, sp.PolicyError),
+        "unavailable": (["true"], {"policy": policy.replace(memory_bytes=1 << 30)}, sp.SandboxUnavailable),
+        "setup": (["true"], {"preexec_fn": lambda: os.closerange(3, 256)}, sp.SandboxSetupError),
+    }
+    args, options, kind = cases[attempt]
+    children = lambda: pathlib.Path(f"/proc/self/task/{os.getpid()}/children").read_text()  # noqa: E731
+    before = (len(os.listdir("/proc/self/fd")), children())
+    for _ in range(50):
+        with pytest.raises(kind):
+            sp.Popen(args, stdin=sp.PIPE, stdout=sp.PIPE, stderr=sp.PIPE, **{"policy": policy, **options})
+    assert (len(os.listdir("/proc/self/fd")), children()) == before
+    assert list(ws.iterdir()) == []
+
+
+def test_keyboard_interrupt_while_the_sandbox_is_set_up(ws, tier):
+    """Ctrl-C at the worst moment: the error arrives, and nothing is left running."""
+    code = (
+        "import os, signal, threading, sandboxed_subprocess as sp\n"
+        "from sandboxed_subprocess import _launch\n"
+        "settle = _launch.Launch.settle\n"
+        "def slow(self, pid):\n    os.kill(os.getpid(), signal.SIGINT); settle(self, pid)\n"
+        "_launch.Launch.settle = slow\n"
+        f"try: sp.run(['sleep', '600'], policy=sp.Policy.workspace_write({str(ws)!r}))\n"
+        "except KeyboardInterrupt: print('interrupted')\n"
+        "try: os.waitpid(-1, os.WNOHANG); print('left')\n"
+        "except ChildProcessError: print('nothing left')\n"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert out.stdout == "interrupted\nnothing left\n", out.stderr
+
+
+def test_rlimit_nofile_of_20_is_a_typed_error_or_works(ws, tier):
+    """A caller with few descriptors must get an error that says so, not a weaker sandbox."""
+    code = (
+        "import resource, sandboxed_subprocess as sp\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))\n"
+        f"r = sp.run(['sh', '-c', 'echo ran'], policy=sp.Policy.workspace_write({str(ws)!r}), capture_output=True, text=True)\n"
+        "print(r.stdout, end='')\n"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert out.stdout == "ran\n" or "RLIMIT_NOFILE" in out.stderr, out.stderr
+
+
+def test_an_exhausted_descriptor_table_is_an_ordinary_oserror(policy, ws):
+    """EMFILE in the caller, as from the stdlib; everything opened so far is closed again."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    sp.run(["true"], policy=policy)
+    highest = max(int(n) for n in os.listdir("/proc/self/fd"))
+    for room in range(1, 9):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + room, hard))
+        try:
+            try:
+                sp.run(["true"], policy=policy)
+            except (OSError, sp.SandboxSetupError) as error:
+                assert getattr(error, "errno", None) == errno.EMFILE, error
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_root_caller_is_not_needed_and_does_not_help(run):
+    """The same powerlessness for both: no capabilities at all, and none to be had."""
+    status = run(["cat", "/proc/self/status"]).stdout
+    values = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
+        assert int(values[name], 16) == 0, name
+    assert (values["NoNewPrivs"], values["Seccomp"]) == ("1", "2")
+    assert values["Uid"].split() == [str(os.geteuid())] * 4
