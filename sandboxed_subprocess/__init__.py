@@ -1,6 +1,6 @@
 """Run commands that nobody has read: `subprocess`, in the tightest sandbox the host offers.
 
-    import sandboxed_subprocess as subprocess
+import sandboxed_subprocess as subprocess
 """
 
 from __future__ import annotations

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
 from collections.abc import Sequence
 
-from ._cli import demo, doctor
+from ._cli import doctor
 from ._errors import PolicyError, SandboxError
 from ._policy import PRESETS, Policy
 from ._popen import Popen
@@ -69,16 +70,18 @@ def _run(args: argparse.Namespace) -> int:
         return CANNOT_EXECUTE
 
     # Ctrl-C and Ctrl-\ reach the command from the terminal by themselves; what is sent to us alone is passed on.
-    for number in (signal.SIGINT, signal.SIGQUIT):
-        signal.signal(number, lambda *_: None)
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, lambda n, _: process.send_signal(n))
+    signal.signal(signal.SIGINT, lambda *_: None)
+    if sys.platform != "win32":
+        signal.signal(signal.SIGQUIT, lambda *_: None)
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, lambda n, _: process.send_signal(n))
     status = process.wait()
     if args.report:
         print(process.sandbox.to_json(), file=sys.stderr)
     if status < 0:
         # Ends as the command ended, so that a shell says the same about it.
-        signal.signal(-status, signal.SIG_DFL) if -status not in (signal.SIGKILL, signal.SIGSTOP) else None
+        with contextlib.suppress(OSError):  # SIGKILL cannot be set, and need not be
+            signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
         return 128 - status
     return status
@@ -91,6 +94,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _run(args)
         if args.verb == "doctor":
             return doctor.main(json_output=args.json)
+        if sys.platform == "win32":
+            print("demo: there is no backend for Windows yet", file=sys.stderr)
+            return 1
+        from ._cli import demo
+
         return demo.main()
     except (PolicyError, OSError) as error:
         print(f"{args.verb}: {error}", file=sys.stderr)

@@ -29,7 +29,19 @@ _SECRET_WORDS = frozenset(
     credentials cred creds auth authorization bearer cookie cookies pat dsn jwt netrc htpasswd""".split()
 )
 # Words that are written together: PGPASSWORD, GITHUBTOKEN, AWSSECRETKEY.
-_SECRET_ENDINGS = ("password", "passwd", "passphrase", "apikey", "accesskey", "secretkey", "privatekey", "secret", "token", "tokens", "credentials")
+_SECRET_ENDINGS = (
+    "password",
+    "passwd",
+    "passphrase",
+    "apikey",
+    "accesskey",
+    "secretkey",
+    "privatekey",
+    "secret",
+    "token",
+    "tokens",
+    "credentials",
+)
 _NOT_SECRET = frozenset({"PWD", "OLDPWD", "XAUTHLOCALHOSTNAME"})
 
 _DROPPED_NAMES = frozenset(

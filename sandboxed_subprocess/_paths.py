@@ -16,8 +16,18 @@ from collections.abc import Iterable, Iterator
 from ._errors import PolicyError
 from ._policy import Glob
 
-SENSITIVE_IN_HOME = (
-    """.ssh .aws .azure .config/gcloud .gcloud .kube .docker .npmrc .pypirc .gnupg .cargo/credentials
+if sys.platform != "win32":
+    from fcntl import F_GETFL, fcntl
+
+    def _status_flags(fd: int) -> int:
+        return fcntl(fd, F_GETFL)
+
+else:
+
+    def _status_flags(fd: int) -> int:
+        return 0
+
+SENSITIVE_IN_HOME = """.ssh .aws .azure .config/gcloud .gcloud .kube .docker .npmrc .pypirc .gnupg .cargo/credentials
     .cargo/credentials.toml .git-credentials .netrc .config/gh .config/op .vault-token .terraform.d .password-store
     .local/share/keyrings .secrets .config/containers/auth.json .config/hub .config/glab-cli .config/rclone .s3cfg
     .config/sops .boto .databrickscfg .oci .yarnrc.yml .config/git/credentials .pgpass .my.cnf .mylogin.cnf
@@ -25,26 +35,20 @@ SENSITIVE_IN_HOME = (
     .config/vivaldi .config/opera snap/firefox .var/app/org.mozilla.firefox .var/app/com.google.Chrome
     .bash_history .zsh_history .history .python_history .node_repl_history .psql_history .mysql_history .sqlite_history
     .rediscli_history .local/share/fish/fish_history .local/state/python/history""".split()
-)
-SENSITIVE_IN_SYSTEM = (
-    """/etc/shadow /etc/shadow- /etc/gshadow /etc/gshadow- /etc/sudoers /etc/sudoers.d /etc/security/opasswd
+SENSITIVE_IN_SYSTEM = """/etc/shadow /etc/shadow- /etc/gshadow /etc/gshadow- /etc/sudoers /etc/sudoers.d /etc/security/opasswd
     /etc/krb5.keytab /etc/ssh/ssh_host_rsa_key /etc/ssh/ssh_host_ecdsa_key /etc/ssh/ssh_host_ed25519_key
     /etc/ssh/ssh_host_dsa_key /etc/ssl/private /etc/NetworkManager/system-connections /etc/wpa_supplicant /etc/wireguard
     /etc/openvpn""".split()
-)
 
 GIT = ".git"
-PROTECTED_NAMES = frozenset(
-    {GIT, ".hg", ".svn", ".vscode", ".idea", ".envrc", ".mcp.json", ".claude", ".codex", ".agents"}
-)
+PROTECTED_NAMES = frozenset({GIT, ".hg", ".svn", ".vscode", ".idea", ".envrc", ".mcp.json", ".claude", ".codex", ".agents"})
 # What a login, a shell or a desktop session runs; read-only where a root covers the home directory.
-STARTUP_IN_HOME = (
-    """.profile .bashrc .bash_profile .bash_login .bash_logout .bash_aliases .zshrc .zshenv .zprofile .zlogin .zlogout
+STARTUP_IN_HOME = """.profile .bashrc .bash_profile .bash_login .bash_logout .bash_aliases
+    .zshrc .zshenv .zprofile .zlogin .zlogout
     .kshrc .cshrc .tcshrc .login .inputrc .xprofile .xinitrc .xsession .xsessionrc .pam_environment .config/systemd
     .config/autostart .config/fish .config/environment.d .config/git .local/bin .local/share/systemd bin .gitconfig
     .gitattributes .vimrc .vim .config/nvim .emacs .emacs.d .tmux.conf .config/tmux .screenrc .gdbinit .pythonrc
     .pythonstartup .config/pip .pip .condarc .cargo/config .cargo/config.toml .cargo/bin .config/direnv""".split()
-)
 
 MAX_DIRECTORIES = 50_000
 """Where the search for nested repositories stops; the report says so."""
@@ -113,15 +117,16 @@ def is_within(path: str, directory: str) -> bool:
 @functools.lru_cache(64)
 def homes(environment_home: str | None, uid: int, other_uid: int | None = None) -> tuple[str, ...]:
     """Home directories whose secrets matter: by HOME, by the user database, and of the user that `user=` names."""
-    import pwd
-
     found = [environment_home] if environment_home and os.path.isabs(environment_home) else []
-    for number in (uid, other_uid):
-        try:
-            if number is not None:
-                found.append(pwd.getpwuid(number).pw_dir)
-        except KeyError:
-            continue
+    if sys.platform != "win32":
+        import pwd
+
+        for number in (uid, other_uid):
+            try:
+                if number is not None:
+                    found.append(pwd.getpwuid(number).pw_dir)
+            except KeyError:
+                continue
     real = (resolve(path).real for path in found)
     return tuple(dict.fromkeys(path for path in real if path not in ("/", "/nonexistent")))
 
@@ -283,9 +288,7 @@ def read_repository(pointer: str, root: str) -> Repository | None:
     # A linked worktree: common/worktrees/NAME, whose file `gitdir` points back here. Both are the host's to write.
     back = _first_line(f"{gitdir}/gitdir")
     linked = (
-        os.path.dirname(gitdir) == f"{common}/worktrees"
-        and back is not None
-        and resolve(os.path.join(gitdir, back)).real == real
+        os.path.dirname(gitdir) == f"{common}/worktrees" and back is not None and resolve(os.path.join(gitdir, back)).real == real
     )
     return Repository(pointer, gitdir, common, linked or (is_within(gitdir, root) and is_within(common, root)))
 
@@ -318,8 +321,10 @@ def safe_directories(path: str) -> list[str]:
 
 
 # Inside a git directory, what git executes or follows. Everything else there has to be writable for a commit.
-GIT_READ_ONLY = ("config", "config.worktree", "hooks", "info", "commondir", "gitdir", "modules", "worktrees", "description", "branches", "remotes")
-GIT_PLANTED = re.compile(r"config(\..*)?|hooks|commondir|gitdir|info|rebase-merge|rebase-apply|sequencer|modules|worktrees|remotes|branches")
+GIT_READ_ONLY = tuple("config config.worktree hooks info commondir gitdir modules worktrees description branches remotes".split())
+GIT_PLANTED = re.compile(
+    r"config(\..*)?|hooks|commondir|gitdir|info|rebase-merge|rebase-apply|sequencer|modules|worktrees|remotes|branches"
+)
 
 
 # -- patterns --------------------------------------------------------------------------------------------------------------
@@ -373,7 +378,7 @@ def host_sockets() -> list[str]:
     Raises:
         OSError: /proc/net/unix cannot be read.
     """
-    fd = os.open("/proc/net/unix", os.O_RDONLY | os.O_CLOEXEC)
+    fd = os.open("/proc/net/unix", os.O_RDONLY)
     try:
         data = os.read(fd, 1 << 16)
         while chunk := os.read(fd, 1 << 16):
@@ -384,6 +389,35 @@ def host_sockets() -> list[str]:
         return []
     found = {line[line.index(b" /") + 1 :] for line in data.split(b"\n") if b" /" in line}
     return [os.fsdecode(path) for path in found]
+
+
+# -- descriptors -------------------------------------------------------------------------------------------------------------
+
+_NAMESPACE_FD = re.compile(
+    r"(mnt|net|pid|pid_for_children|user|uts|ipc|cgroup|time|time_for_children):\[\d+\]"
+    r"|anon_inode:\[(fscontext|bpf-\w+|userfaultfd|io_uring)\]"
+)
+
+
+def refuse_fd(fd: int) -> str | None:
+    """Why a file descriptor must not be inherited, or None: some lead past every mount."""
+    try:
+        mode = os.fstat(fd).st_mode
+        flags = _status_flags(fd)
+    except OSError:
+        return None  # closed; Popen has its own words for that
+    kind = stat.S_IFMT(mode)
+    if kind == stat.S_IFDIR:
+        return "it is a directory, and everything below it could be reached through it"
+    if flags & getattr(os, "O_PATH", 0):
+        return "it is an O_PATH descriptor"
+    if kind in (stat.S_IFREG, 0):
+        try:
+            if _NAMESPACE_FD.fullmatch(os.readlink(f"/proc/self/fd/{fd}")):
+                return "it is a namespace or mount descriptor"
+        except OSError:
+            return None
+    return None
 
 
 # -- ourselves ---------------------------------------------------------------------------------------------------------------
@@ -397,7 +431,9 @@ def own_package() -> str:
 @functools.lru_cache(1)
 def interpreter() -> tuple[str, ...]:
     """Real directories of the running interpreter and its standard library."""
-    found = {resolve(os.path.abspath(p)).real for p in (sys.prefix, sys.base_prefix, sys.exec_prefix, os.path.dirname(os.__file__))}
+    found = {
+        resolve(os.path.abspath(p)).real for p in (sys.prefix, sys.base_prefix, sys.exec_prefix, os.path.dirname(os.__file__))
+    }
     # A venv's executable is a link; the interpreter behind it has to be seen as well.
     if sys.executable:
         found.add(os.path.dirname(resolve(sys.executable).real))

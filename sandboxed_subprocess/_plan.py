@@ -10,6 +10,7 @@ import dataclasses
 import enum
 import os
 import stat
+import sys
 import threading
 from collections.abc import Iterable
 from typing import Any
@@ -280,9 +281,7 @@ _granted: dict[str, None] = {}
 """Every writable root of this process: a link in one of them may have been planted by a command."""
 
 # What a dynamically linked program of the system needs to start, on every distribution.
-_MINIMAL = frozenset(
-    "bin sbin lib lib32 lib64 libx32 libexec usr etc nix gnu dev proc sys run tmp var".split()
-)
+_MINIMAL = frozenset("bin sbin lib lib32 lib64 libx32 libexec usr etc nix gnu dev proc sys run tmp var".split())
 _MINIMAL_VAR = ("/var/tmp", "/var/lib/dpkg", "/var/cache/fontconfig", "/var/run", "/var/lock")
 
 
@@ -299,7 +298,10 @@ def compile_view(policy: Policy, other_uid: int | None = None) -> View:
         PolicyError: a root that is missing, not a directory, or reached through a link that a command could have planted.
     """
     home = os.environ.get("HOME")
-    key = (policy, home, os.geteuid(), other_uid)
+    uid = 0
+    if sys.platform != "win32":
+        uid = os.geteuid()
+    key = (policy, home, uid, other_uid)
     view = _views.get(key)
     if view is None:
         with _lock:
@@ -307,7 +309,7 @@ def compile_view(policy: Policy, other_uid: int | None = None) -> View:
             if view is None:
                 if len(_views) > 256:
                     _views.clear()
-                view = _views[key] = _compile_view(policy, _paths.homes(home, os.geteuid(), other_uid))
+                view = _views[key] = _compile_view(policy, _paths.homes(home, uid, other_uid))
                 for root in view.roots:
                     _granted[root] = None
     return view
@@ -351,7 +353,7 @@ def _compile_view(policy: Policy, homes: tuple[str, ...]) -> View:
     for path, text in zip(write, plain):
         real, met = _root(path, [other for other in plain if other != text])
         if real == "/dev":
-            continue      # the private /dev is what such a command needs, and all it gets
+            continue  # the private /dev is what such a command needs, and all it gets
         roots[real] = None
         given.append((real, path, bool(met)))
         links.extend(met)
@@ -395,16 +397,14 @@ def _compile_view(policy: Policy, homes: tuple[str, ...]) -> View:
     if policy.read != "all":
         rules += _confined_reads(policy)
 
-    exceptions = {_paths.resolve(_paths.expand_user(p)).real for p in policy.exceptions}
+    exceptions = {_paths.resolve(_paths.expand_user(os.fspath(p))).real for p in policy.exceptions}
     for secret in _sensitive(homes):
         found = _paths.resolve(secret)
         if found.real in exceptions:
             exceptions.discard(found.real)
             continue
         if found.real in roots:
-            raise PolicyError(
-                f"{found.real!r} is a writable root and a sensitive path; name it in exceptions= if you mean it"
-            )
+            raise PolicyError(f"{found.real!r} is a writable root and a sensitive path; name it in exceptions= if you mean it")
         rules.append(deny(found.real, "sensitive path"))
         if found.links:
             moved.append((secret, found.real))

@@ -322,7 +322,11 @@ class Policy:
         _choice(self.enforcement, "enforcement", ("strict", "best-effort"))
         if self.backend is not None and not isinstance(self.backend, str):
             raise PolicyError(f"backend={self.backend!r}: the name of a backend, or None")
-        if isinstance(self.terminate_grace, bool) or not isinstance(self.terminate_grace, (int, float)) or not self.terminate_grace >= 0:
+        if (
+            isinstance(self.terminate_grace, bool)
+            or not isinstance(self.terminate_grace, (int, float))
+            or not self.terminate_grace >= 0
+        ):
             raise PolicyError(f"terminate_grace={self.terminate_grace!r}: a number of seconds, 0 or more")
         for name in ("approver", "on_event"):
             if getattr(self, name) is not None and not callable(getattr(self, name)):
@@ -473,7 +477,9 @@ class Policy:
                 out[field.name] = (
                     [_rule_out(r) for r in value]
                     if isinstance(value, tuple)
-                    else _danger_out(value) if isinstance(value, danger.Danger) else value
+                    else _danger_out(value)
+                    if isinstance(value, danger.Danger)
+                    else value
                 )
             elif isinstance(value, (Environment, Limits)):
                 part = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import subprocess
 import sys
 from subprocess import PIPE, STDOUT, CalledProcessError, TimeoutExpired
-from typing import IO, Any, AnyStr, Generic
+from typing import Any, AnyStr, Generic, cast
 
 from ._errors import LimitExceeded, SandboxSetupError
 from ._launch import ExecFailed, Launch
@@ -51,7 +50,8 @@ class Popen(subprocess.Popen[AnyStr], Generic[AnyStr]):
         self._unconfined = False
         if len(positional) > len(_POSITIONAL):
             raise TypeError(
-                f"Popen.__init__() takes from 2 to {len(_POSITIONAL) + 2} positional arguments but {len(positional) + 2} were given"
+                f"Popen.__init__() takes from 2 to {len(_POSITIONAL) + 2} positional arguments"
+                f" but {len(positional) + 2} were given"
             )
         for name, value in zip(_POSITIONAL, positional):
             if name in options:
@@ -78,7 +78,7 @@ class Popen(subprocess.Popen[AnyStr], Generic[AnyStr]):
         finally:
             self.args = args
             launch.close_child_side()
-        if not self._child_created:  # a mocked _execute_child starts nothing
+        if not self.__dict__.get("_child_created"):  # a mocked _execute_child starts nothing
             launch.abandon()
             return
         try:
@@ -111,7 +111,7 @@ class Popen(subprocess.Popen[AnyStr], Generic[AnyStr]):
         """The command never ran: end the launcher and close everything, so that only the error remains."""
         if subprocess.Popen.poll(self) is None:
             try:
-                os.kill(self.pid, signal.SIGKILL)
+                os.kill(self.pid, 9)
             except ProcessLookupError:
                 pass
         for stream in (self.stdin, self.stdout, self.stderr):
@@ -121,7 +121,7 @@ class Popen(subprocess.Popen[AnyStr], Generic[AnyStr]):
 
     # The stdlib assigns returncode on every path on which it learns of the end; this is the only place to watch.
     @property
-    def returncode(self) -> int | Any:  # type: ignore[override]
+    def returncode(self) -> int | Any:
         return self.__dict__.get("_returncode")
 
     @returncode.setter
@@ -184,7 +184,7 @@ def _failed(process: Popen[Any], retcode: int, stdout: Any, stderr: Any) -> Call
     report = getattr(process, "sandbox", None)
     error: CalledProcessError
     if report is not None and report.limit:
-        error = LimitExceeded(retcode, process.args, stdout, stderr, report.limit)
+        error = LimitExceeded(retcode, cast(Any, process.args), stdout, stderr, report.limit)
     else:
         error = CalledProcessError(retcode, process.args, output=stdout, stderr=stderr)
     error.sandbox = report  # type: ignore[attr-defined]
@@ -287,10 +287,6 @@ def getstatusoutput(
     return exitcode, data[:-1] if data[-1:] == "\n" else data
 
 
-def getoutput(
-    cmd: Any, *, encoding: str | None = None, errors: str | None = None, policy: Policy | str | None = None
-) -> str:
+def getoutput(cmd: Any, *, encoding: str | None = None, errors: str | None = None, policy: Policy | str | None = None) -> str:
     """`subprocess.getoutput` in a sandbox."""
     return str(sys.modules[__package__].getstatusoutput(cmd, encoding=encoding, errors=errors, policy=policy)[1])
-
-

@@ -17,7 +17,7 @@ from typing import Any
 
 from . import _backends, _environment, _paths
 from ._errors import PolicyError
-from ._launch import Launch, refuse_fd
+from ._launch import Launch
 from ._plan import Command, View, compile_plan, compile_view
 from ._policy import Policy
 
@@ -172,7 +172,7 @@ def _number(value: Any, kind: str, by_name: Any) -> int:
 def _identity(options: dict[str, Any]) -> tuple[int | None, int | None, tuple[int, ...] | None]:
     """`user`, `group` and `extra_groups` of a root caller: taken from Popen, which would fork for them, and applied by
     the launcher as the last thing. Otherwise they stay with Popen, whose errors are the right ones."""
-    if os.geteuid() != 0 or options.get("preexec_fn") is not None:
+    if sys.platform == "win32" or os.geteuid() != 0 or options.get("preexec_fn") is not None:
         return None, None, None
     import grp
     import pwd
@@ -203,7 +203,7 @@ def _check_fds(options: Mapping[str, Any], keep: Sequence[int]) -> None:
         else:
             streams.append((name, value.fileno()))
     for name, fd in (*streams, *(("pass_fds", fd) for fd in keep)):
-        why = refuse_fd(fd)
+        why = _paths.refuse_fd(fd)
         if why is not None:
             raise PolicyError(f"{name}: file descriptor {fd} cannot be given to a sandboxed command: {why}")
 

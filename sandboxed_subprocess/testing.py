@@ -9,7 +9,7 @@ from ._errors import Missing, SandboxUnavailable
 from ._plan import Feature, compile_view
 from ._policy import Policy
 
-__all__ = ["missing", "must_work", "needs"]
+__all__ = ["enforceable", "missing", "must_work", "needs"]
 
 
 def must_work() -> frozenset[str]:

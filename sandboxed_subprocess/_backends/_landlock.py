@@ -6,6 +6,10 @@ Source: docs.kernel.org/userspace-api/landlock.html.
 
 from __future__ import annotations
 
+import sys
+
+assert sys.platform == "linux"
+
 import ctypes
 import functools
 from dataclasses import dataclass
@@ -48,7 +52,7 @@ def landlock() -> Landlock:
     except OSError as error:
         return Landlock(0, missing=f"this kernel has no Landlock ({error.strerror})")
     if abi < 2:
-        return Landlock(abi, missing=f"Landlock ABI {abi} is too old: it refuses renames between directories (Linux 5.19 has ABI 2)")
+        return Landlock(abi, missing=f"Landlock ABI {abi} refuses renames between directories; ABI 2 (Linux 5.19) does not")
     ctypes.set_errno(0)
     write = int(FSAccess.all()) & ~int(FSAccess.EXECUTE | FSAccess.READ_FILE | FSAccess.READ_DIR)
     scoped = SCOPE_ABSTRACT_UNIX_SOCKET | SCOPE_SIGNAL if abi >= 6 else 0

@@ -7,6 +7,10 @@ Arguments are compared in 32 bits, as the kernel uses them: a filter that compar
 
 from __future__ import annotations
 
+import sys
+
+assert sys.platform == "linux"
+
 import ctypes
 import ctypes.util
 import errno
@@ -21,14 +25,12 @@ from .._errors import Missing
 _INT = 0xFFFFFFFF
 
 # Refused with EPERM, whatever the arguments.
-DENIED = (
-    """mount umount umount2 pivot_root chroot move_mount open_tree fsopen fsconfig fsmount fspick mount_setattr
+DENIED = """mount umount umount2 pivot_root chroot move_mount open_tree fsopen fsconfig fsmount fspick mount_setattr
     init_module finit_module delete_module create_module query_module get_kernel_syms kexec_load kexec_file_load
     bpf userfaultfd setns reboot swapon swapoff settimeofday clock_settime clock_settime64 clock_adjtime
     clock_adjtime64 adjtimex stime acct quotactl quotactl_fd iopl ioperm syslog open_by_handle_at nfsservctl vhangup
     sethostname setdomainname lookup_dcookie fanotify_init vm86 vm86old modify_ldt uselib _sysctl sysfs ustat
     pidfd_getfd kcmp""".split()
-)
 # Newer than some libseccomp in use: by number, which is the same on every architecture since 5.0.
 DENIED_NUMBERS = {
     "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433,
@@ -80,7 +82,7 @@ def _pyseccomp() -> Any:
         return {"seccomp": "libseccomp.so.2", "c": None}[name] if name in ("seccomp", "c") else original(name)
 
     with _import_lock:
-        ctypes.util.find_library = find_library  # type: ignore[assignment]
+        ctypes.util.find_library = find_library
         try:
             return importlib.import_module("pyseccomp")
         except (ImportError, OSError, RuntimeError, AttributeError) as error:

@@ -6,6 +6,10 @@ and nowhere else; it is a pure function of the plan's rules, and cached with the
 
 from __future__ import annotations
 
+import sys
+
+assert sys.platform == "linux"
+
 import fcntl
 import functools
 import os
@@ -17,10 +21,10 @@ from collections.abc import Iterable
 
 from .. import _native, _paths
 from .._errors import Missing
-from .._launch import Launch, setup_error
 from .._plan import Access, Command, Composition, Feature, Plan, Rule
 from .._policy import Limits
 from .._report import Report
+from ._channel import ChannelLaunch, setup_error
 from ._landlock import IOCTL_DEV, TRUNCATE, WRITE_FILE, Landlock, landlock
 from ._seccomp import compile_filter
 
@@ -219,7 +223,9 @@ def render_view(plan: Plan, ll: Landlock) -> tuple[bytes, int]:
         _render_rule(v, rule, pins, rule.path in has_children, ll)
 
     v.mounts.append(_record(_PROC, READONLY))
-    records = b"".join([*v.sources, v.mounts[0], *v.skeleton, _record(_SEAL, 0, 0, 0, 0, os.fsencode(hidden)), *v.mounts[1:], *v.landlock])
+    records = b"".join(
+        [*v.sources, v.mounts[0], *v.skeleton, _record(_SEAL, 0, 0, 0, 0, os.fsencode(hidden)), *v.mounts[1:], *v.landlock]
+    )
     return records, len(v.sources)
 
 
@@ -246,7 +252,7 @@ def _with_children(rules: Iterable[Rule]) -> set[str]:
 
 def _render_rule(v: _View, rule: Rule, pins: dict[str, tuple[int, int]], has_children: bool, ll: Landlock) -> None:
     path = rule.path
-    above, area = v.governing(path)
+    _, area = v.governing(path)
     if rule.access is Access.DENY:
         if area in ("private", "mask") or path in v.plan.composition.absent:
             return  # not there in the first place
@@ -327,7 +333,8 @@ class Namespaces:
         if ll.scoped:
             found.add(Feature.ABSTRACT_SOCKETS)
         else:
-            self.why_not[Feature.ABSTRACT_SOCKETS] = ll.missing or f"Landlock ABI {ll.abi} has no scopes; ABI 6 (Linux 6.12) has"
+            reason = f"Landlock ABI {ll.abi} has no scopes; ABI 6 (Linux 6.12) has"
+            self.why_not[Feature.ABSTRACT_SOCKETS] = ll.missing or reason
         try:
             compile_filter(())
         except Missing as missing:
@@ -337,7 +344,7 @@ class Namespaces:
         self.features = frozenset(found)
         self._filters = Feature.SYSTEM_CALLS in found
 
-    def wrap(self, plan: Plan, report: Report) -> Launch:
+    def wrap(self, plan: Plan, report: Report) -> ChannelLaunch:
         """Turns a plan into a launch of our launcher.
 
         Raises:
@@ -372,7 +379,7 @@ class Namespaces:
             _write_all(fds[1], text)
             # From here on the plan is what it is: F_SEAL_SEAL | SHRINK | GROW | WRITE (man 2 fcntl).
             fcntl.fcntl(fds[1], 1033, 15)
-            return Launch(
+            return ChannelLaunch(
                 plan=plan,
                 report=report,
                 argv=(b"sandboxed-subprocess %d" % fds[1], *command.argv[1:]),
@@ -434,7 +441,8 @@ def _header(
     return (
         _HEADER.pack(
             b"sbxplan1", _HEADER.size + len(body), os.getpid(), channel, flags, command.uid or 0, command.gid or 0,
-            _GRACE_MS, sources, max(1, round(wall * 1000)) if wall is not None else 0, *landlock_rights, tmpfs_size.encode(), b"1048576",
+            _GRACE_MS, sources, max(1, round(wall * 1000)) if wall is not None else 0, *landlock_rights,
+            tmpfs_size.encode(), b"1048576",
         ) + body
     )  # fmt: skip
 

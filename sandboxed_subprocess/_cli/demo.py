@@ -23,11 +23,14 @@ from .. import _errors, _popen
 from .._policy import Policy
 from . import table
 
+assert sys.platform != "win32"
+
 _KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nplanted for the demonstration\n"
 _PACKAGE = {
     "sums-1.0/sums.py": "def add(a, b):\n    return a + b\n",
     "sums-1.0/test_sums.py": (
-        "import unittest, sums\n\nclass T(unittest.TestCase):\n    def test_add(self):\n        self.assertEqual(sums.add(2, 3), 5)\n"
+        "import unittest, sums\n\nclass T(unittest.TestCase):\n"
+        "    def test_add(self):\n        self.assertEqual(sums.add(2, 3), 5)\n"
     ),
     "sums-1.0/Makefile": "all: out.txt\nout.txt: sums.py\n\twc -l < sums.py > out.txt\n",
     "sums-1.0/test.js": "const a = require('assert'); a.strictEqual([2, 3].reduce((x, y) => x + y), 5); console.log('js ok');\n",
@@ -65,7 +68,9 @@ class Stage:
             subprocess.run(["git", "init", "-q", self.ws], check=True, env={**os.environ, "GIT_CONFIG_NOSYSTEM": "1"})
         self.policy = Policy.workspace_write(self.ws)
 
-    def run(self, args: list[str], *, policy: Policy | None = None, cwd: str | None = None, timeout: float = 60) -> _popen.CompletedProcess[str]:
+    def run(
+        self, args: list[str], *, policy: Policy | None = None, cwd: str | None = None, timeout: float = 60
+    ) -> _popen.CompletedProcess[str]:
         return _popen.run(
             args, policy=policy or self.policy, cwd=cwd or self.ws, capture_output=True, text=True, timeout=timeout,
             stdin=subprocess.DEVNULL,
@@ -99,7 +104,9 @@ def _work(s: Stage) -> Iterator[Attempt]:
         return
     commit = s.policy.replace(git="commit")
     identity = "-c user.name=demo -c user.email=demo@example.org -c safe.directory='*'"
-    result = s.sh(f"git {identity} add sums-1.0 && git {identity} commit -qm sums && git -c safe.directory='*' log --oneline", policy=commit)
+    result = s.sh(
+        f"git {identity} add sums-1.0 && git {identity} commit -qm sums && git -c safe.directory='*' log --oneline", policy=commit
+    )
     yield Attempt("commit with git='commit'", "works", _last(result), result.returncode == 0 and "sums" in result.stdout)
 
 
@@ -110,19 +117,38 @@ def _attacks(s: Stage) -> Iterator[Attempt]:
 
     result = s.sh(f"echo x > {s.outside}/x; echo x > ~/x; echo x > /etc/{s.token}; echo attempted")
     written = [p for p in (f"{s.outside}/x", f"{s.home}/x", f"/etc/{s.token}") if os.path.exists(p)]
-    yield Attempt("write outside the workspace", "refused", f"written: {written}" if written else _last_error(result), not written and "attempted" in result.stdout)
+    yield Attempt(
+        "write outside the workspace",
+        "refused",
+        f"written: {written}" if written else _last_error(result),
+        not written and "attempted" in result.stdout,
+    )
 
     if s.has_git:
         result = s.sh("printf '#!/bin/sh\\n' > .git/hooks/pre-commit; mv .git moved; git config core.fsmonitor x; echo attempted")
         with open(f"{s.ws}/.git/config") as file:
-            planted = os.path.exists(f"{s.ws}/.git/hooks/pre-commit") or not os.path.isdir(f"{s.ws}/.git") or "fsmonitor" in file.read()
-        yield Attempt("rewrite .git/hooks, .git/config, or move .git", "refused", "planted" if planted else _last_error(result), not planted and "attempted" in result.stdout)
+            planted = (
+                os.path.exists(f"{s.ws}/.git/hooks/pre-commit") or not os.path.isdir(f"{s.ws}/.git") or "fsmonitor" in file.read()
+            )
+        yield Attempt(
+            "rewrite .git/hooks, .git/config, or move .git",
+            "refused",
+            "planted" if planted else _last_error(result),
+            not planted and "attempted" in result.stdout,
+        )
 
     fresh = f"{s.base}/fresh"
     os.mkdir(fresh)
-    result = s.sh("mkdir -p .git/hooks && echo x > .git/hooks/pre-commit && echo planted", policy=Policy.workspace_write(fresh), cwd=fresh)
+    result = s.sh(
+        "mkdir -p .git/hooks && echo x > .git/hooks/pre-commit && echo planted", policy=Policy.workspace_write(fresh), cwd=fresh
+    )
     inert = not os.path.exists(f"{fresh}/.git") and bool(result.sandbox.quarantined)
-    yield Attempt("plant a .git in a fresh workspace", "made inert", "renamed and reported" if inert else "still there", inert and "planted" in result.stdout)
+    yield Attempt(
+        "plant a .git in a fresh workspace",
+        "made inert",
+        "renamed and reported" if inert else "still there",
+        inert and "planted" in result.stdout,
+    )
 
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as local:
         local.bind(f"{s.outside}/socket")
@@ -131,17 +157,28 @@ def _attacks(s: Stage) -> Iterator[Attempt]:
         local.settimeout(0)
         probe = (
             "import socket\n"
-            f"for family, where in ((socket.AF_INET, ('127.0.0.1', {server.getsockname()[1]})), (socket.AF_UNIX, {s.outside + '/socket'!r})):\n"
+            f"tcp, unix = ('127.0.0.1', {server.getsockname()[1]}), {s.outside + '/socket'!r}\n"
+            "for family, where in ((socket.AF_INET, tcp), (socket.AF_UNIX, unix)):\n"
             "    try:\n        socket.socket(family).connect(where); print('CONNECTED')\n"
             "    except OSError as error: print(error)\n"
         )
         result = s.run([sys.executable, "-c", probe])
         reached = [name for name, end in (("TCP", server), ("unix", local)) if _accepts(end)]
-    yield Attempt("reach a server and a unix socket of the host", "refused", f"reached: {reached}" if reached else _last(result), not reached and result.stdout.count("\n") == 2)
+    yield Attempt(
+        "reach a server and a unix socket of the host",
+        "refused",
+        f"reached: {reached}" if reached else _last(result),
+        not reached and result.stdout.count("\n") == 2,
+    )
 
     result = s.sh(f"setsid sh -c 'sleep 300; : {s.token}' >/dev/null 2>&1 & (setsid sleep 300 &) ; echo started")
     left = _processes(s.token)
-    yield Attempt("leave a daemon behind", "ended", f"left: {left}" if left else f"ended: {', '.join(result.sandbox.processes_ended) or '-'}", not left and "started" in result.stdout)
+    yield Attempt(
+        "leave a daemon behind",
+        "ended",
+        f"left: {left}" if left else f"ended: {', '.join(result.sandbox.processes_ended) or '-'}",
+        not left and "started" in result.stdout,
+    )
 
     began = time.monotonic()
     try:
@@ -155,16 +192,31 @@ def _attacks(s: Stage) -> Iterator[Attempt]:
         result = s.sh(f"kill -9 {victim.pid}; kill -9 {os.getpid()}; kill -9 -1; echo attempted")
         alive = victim.poll() is None
         victim.kill()
-    yield Attempt("kill processes outside", "refused", _last_error(result) if alive else "killed", alive and "attempted" in result.stdout)
+    yield Attempt(
+        "kill processes outside", "refused", _last_error(result) if alive else "killed", alive and "attempted" in result.stdout
+    )
 
-    result = s.sh(f"mount -o remount,rw,bind / ; unshare -Urm true; chroot / true; echo 1 > /proc/sys/kernel/sysrq; touch /{s.token}; echo attempted")
+    result = s.sh(
+        "mount -o remount,rw,bind / ; unshare -Urm true; chroot / true; echo 1 > /proc/sys/kernel/sysrq;"
+        f" touch /{s.token}; echo attempted"
+    )
     escaped = os.path.exists(f"/{s.token}")
-    yield Attempt("remount, new namespaces, chroot, /proc/sys", "refused", "escaped" if escaped else _last_error(result), not escaped and "attempted" in result.stdout)
+    yield Attempt(
+        "remount, new namespaces, chroot, /proc/sys",
+        "refused",
+        "escaped" if escaped else _last_error(result),
+        not escaped and "attempted" in result.stdout,
+    )
 
     os.environ["DEMO_API_TOKEN"] = s.token
     result = s.sh("env")
     seen = s.token in result.stdout
-    yield Attempt("see secrets in the environment", "dropped", "seen" if seen else "not in its environment; the report names it", not seen and "DEMO_API_TOKEN" in result.sandbox.environment_dropped)
+    yield Attempt(
+        "see secrets in the environment",
+        "dropped",
+        "seen" if seen else "not in its environment; the report names it",
+        not seen and "DEMO_API_TOKEN" in result.sandbox.environment_dropped,
+    )
 
 
 def _last_error(result: _popen.CompletedProcess[str]) -> str:

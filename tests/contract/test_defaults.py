@@ -126,7 +126,13 @@ def test_the_package_and_the_interpreter_are_read_only_inside_a_root(place, tier
     )
     before = {p: p.read_bytes() for p in package.rglob("*") if p.is_file() and "__pycache__" not in p.parts}
     activate = (venv / "bin/activate").read_bytes()
-    out = subprocess.run([venv / "bin/python", "-B", "-c", code], cwd=place / "ws", capture_output=True, text=True, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
+    out = subprocess.run(
+        [venv / "bin/python", "-B", "-c", code],
+        cwd=place / "ws",
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+    )
     assert out.returncode == 0, out.stderr
     assert (place / "ws/made").read_text() == "done\n"
     assert {p: p.read_bytes() for p in package.rglob("*") if p.is_file() and "__pycache__" not in p.parts} == before

@@ -53,7 +53,14 @@ def test_secrets_are_dropped_by_name_and_by_value_and_reported(run, monkeypatch,
         "HARMLESS_NAME": "ghp_" + "a" * 36, "WHERE": "https://user:pass@example.org/", "BLOB": "-----BEGIN RSA PRIVATE KEY-----",
         "JWT_LIKE": "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.sig",
     }  # fmt: skip
-    kept = {"KEYBOARD": "de", "TOKENIZERS_PARALLELISM": "1", "MONKEY": "x", "LANG": "C.UTF-8", "TZ": "Asia/Tokyo", "EDITOR": "vim -u x.vim".split()[0]}
+    kept = {
+        "KEYBOARD": "de",
+        "TOKENIZERS_PARALLELISM": "1",
+        "MONKEY": "x",
+        "LANG": "C.UTF-8",
+        "TZ": "Asia/Tokyo",
+        "EDITOR": "vim -u x.vim".split()[0],
+    }
     for name, value in {**secrets, **kept}.items():
         monkeypatch.setenv(name, value)
     env = seen()
@@ -103,7 +110,9 @@ def test_inherit_modes_include_exclude_and_set(seen, ws, monkeypatch):
     monkeypatch.setenv("ORDINARY", "1")
     monkeypatch.setenv("ACME_TOKEN", "x")
     base = sp.Policy.workspace_write(ws)
-    names = {mode: set(seen(policy=base.with_environment(inherit=mode))) - MARKERS for mode in ("all", "filtered", "core", "none")}
+    names = {
+        mode: set(seen(policy=base.with_environment(inherit=mode))) - MARKERS for mode in ("all", "filtered", "core", "none")
+    }
     assert "ACME_TOKEN" in names["all"] and "ACME_TOKEN" not in names["filtered"]
     assert "ORDINARY" in names["filtered"] and "ORDINARY" not in names["core"] and "PATH" in names["core"]
     assert names["none"] <= {"TMPDIR"}
@@ -119,7 +128,11 @@ def test_exported_functions_are_dropped_under_any_name():
 
 def test_values_that_are_not_utf8_pass_unchanged(run):
     """The environment is bytes."""
-    out = run([sys.executable, "-c", "import os, sys; sys.stdout.buffer.write(os.environb[b'RAW'])"], env={b"RAW": b"\xff\xfe", b"PATH": os.environb[b"PATH"]}, text=False)
+    out = run(
+        [sys.executable, "-c", "import os, sys; sys.stdout.buffer.write(os.environb[b'RAW'])"],
+        env={b"RAW": b"\xff\xfe", b"PATH": os.environb[b"PATH"]},
+        text=False,
+    )
     assert out.stdout == b"\xff\xfe"
 
 

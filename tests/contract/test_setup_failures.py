@@ -97,7 +97,10 @@ def test_a_damaged_plan_is_refused_before_anything_happens(ws, damage):
     good = linux_namespaces._record(linux_namespaces._EXEC, 0, 0, 0, 0, b"/bin/true")
 
     def plan(body, magic=b"sbxplan1", extra=0, sources=0):
-        return header.pack(magic, header.size + len(body) + extra, os.getpid(), 0, 0, 0, 0, 0, sources, 0, 0, 0, 0, b"1m", b"1") + body
+        return (
+            header.pack(magic, header.size + len(body) + extra, os.getpid(), 0, 0, 0, 0, 0, sources, 0, 0, 0, 0, b"1m", b"1")
+            + body
+        )
 
     data = {
         "empty": b"",
@@ -111,7 +114,9 @@ def test_a_damaged_plan_is_refused_before_anything_happens(ws, damage):
     }[damage]
     fd = os.memfd_create("plan")
     os.write(fd, data)
-    result = subprocess.run([f"sandboxed-subprocess {fd}", "x"], executable=_native.locate(), pass_fds=[fd], capture_output=True, text=True)
+    result = subprocess.run(
+        [f"sandboxed-subprocess {fd}", "x"], executable=_native.locate(), pass_fds=[fd], capture_output=True, text=True
+    )
     os.close(fd)
     assert result.returncode == 125
     assert result.stderr.startswith("sandboxed_subprocess launcher: plan")
@@ -163,9 +168,14 @@ def test_without_landlock_the_policy_is_refused_and_best_effort_names_it(ws, mon
 
     bare = linux_namespaces.Namespaces(_native.locate(), Landlock(0, missing="this kernel has no Landlock"))
     monkeypatch.setitem(_backends._found, "namespaces", bare)
-    with pytest.raises(sp.SandboxUnavailable, match="named pipes.*no Landlock"):
+    with pytest.raises(sp.SandboxUnavailable, match=r"named pipes.*no Landlock"):
         sp.run(["true"], policy=sp.Policy.workspace_write(ws))
-    result = sp.run(["sh", "-c", "echo x > ../other"], cwd=ws, policy=sp.Policy.workspace_write(ws, enforcement="best-effort"), capture_output=True)
+    result = sp.run(
+        ["sh", "-c", "echo x > ../other"],
+        cwd=ws,
+        policy=sp.Policy.workspace_write(ws, enforcement="best-effort"),
+        capture_output=True,
+    )
     assert result.returncode != 0 and not (ws.parent / "other").exists()
     assert result.sandbox.gaps == ("named pipes of the host out of reach",)
 
@@ -178,7 +188,9 @@ def test_without_libseccomp_the_policy_is_refused(ws, monkeypatch):
         raise sp._errors.Missing("libseccomp.so.2 is not there", "install it")
 
     monkeypatch.setattr(linux_namespaces, "compile_filter", broken)
-    monkeypatch.setitem(_backends._found, "namespaces", linux_namespaces.Namespaces(_native.locate(), linux_namespaces.landlock()))
+    monkeypatch.setitem(
+        _backends._found, "namespaces", linux_namespaces.Namespaces(_native.locate(), linux_namespaces.landlock())
+    )
     with pytest.raises(sp.SandboxUnavailable, match=r"system calls.*libseccomp"):
         sp.run(["true"], policy=sp.Policy.workspace_write(ws))
     assert _seccomp.compile_filter(())
@@ -209,10 +221,10 @@ def test_keyboard_interrupt_while_the_sandbox_is_set_up(ws, tier):
     """Ctrl-C at the worst moment: the error arrives, and nothing is left running."""
     code = (
         "import os, signal, threading, sandboxed_subprocess as sp\n"
-        "from sandboxed_subprocess import _launch\n"
-        "settle = _launch.Launch.settle\n"
+        "from sandboxed_subprocess._backends import _channel\n"
+        "settle = _channel.ChannelLaunch.settle\n"
         "def slow(self, pid):\n    os.kill(os.getpid(), signal.SIGINT); settle(self, pid)\n"
-        "_launch.Launch.settle = slow\n"
+        "_channel.ChannelLaunch.settle = slow\n"
         f"try: sp.run(['sleep', '600'], policy=sp.Policy.workspace_write({str(ws)!r}))\n"
         "except KeyboardInterrupt: print('interrupted')\n"
         "try: os.waitpid(-1, os.WNOHANG); print('left')\n"

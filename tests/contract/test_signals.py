@@ -105,7 +105,9 @@ def test_the_callers_signal_mask_and_dispositions_reach_the_command(py):
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, old)
     assert out == f"[{int(signal.SIGUSR2)}]\n"
-    assert py("import signal; print(signal.getsignal(signal.SIGPIPE) == signal.SIG_IGN)", restore_signals=False).stdout == "True\n"
+    assert (
+        py("import signal; print(signal.getsignal(signal.SIGPIPE) == signal.SIG_IGN)", restore_signals=False).stdout == "True\n"
+    )
 
 
 def test_the_command_is_no_session_leader_unless_asked(run, py):
@@ -145,7 +147,9 @@ def test_a_closed_stdin_is_a_broken_pipe_at_once(policy, ws):
     code = "import os; os.close(0); print('closed', flush=True); os.read(3, 1)"
     r, w = os.pipe()
     r3 = os.dup2(r, 30)
-    with sp.Popen([sys.executable, "-c", code.replace("3,", "30,")], policy=policy, cwd=ws, stdin=sp.PIPE, stdout=sp.PIPE, pass_fds=[30]) as p:
+    with sp.Popen(
+        [sys.executable, "-c", code.replace("3,", "30,")], policy=policy, cwd=ws, stdin=sp.PIPE, stdout=sp.PIPE, pass_fds=[30]
+    ) as p:
         assert p.stdout.readline() == b"closed\n"
         with pytest.raises(BrokenPipeError):
             os.write(p.stdin.fileno(), b"x")
@@ -166,7 +170,10 @@ def test_pass_fds_keep_their_numbers_and_nothing_else_comes_along(py):
                 continue
             taken = os.dup2(w, number) if not os.path.exists(f"/proc/self/fd/{number}") else None
             fd = taken or w
-            result = py(f"import os; os.write({fd}, b'via'); print(sorted(int(n) for n in os.listdir('/proc/self/fd') if os.path.exists('/proc/self/fd/' + n)))", pass_fds=[fd])
+            result = py(
+                f"import os; os.write({fd}, b'via'); print(sorted(int(n) for n in os.listdir('/proc/self/fd') if os.path.exists('/proc/self/fd/' + n)))",
+                pass_fds=[fd],
+            )
             assert result.returncode == 0, result.stderr
             assert os.read(r, 3) == b"via"
             assert result.stdout == f"[0, 1, 2, {fd}]\n"
@@ -183,7 +190,10 @@ def test_only_pass_fds_are_inherited_whatever_close_fds_says(py):
     os.set_inheritable(w, True)
     try:
         assert f"[0, 1, 2, {w}]" not in py("import os; print(os.listdir('/proc/self/fd'))", close_fds=False).stdout
-        assert py(f"import os\ntry: os.fstat({w}); print('there')\nexcept OSError: print('not there')", close_fds=False).stdout == "not there\n"
+        assert (
+            py(f"import os\ntry: os.fstat({w}); print('there')\nexcept OSError: print('not there')", close_fds=False).stdout
+            == "not there\n"
+        )
     finally:
         os.close(r)
         os.close(w)
@@ -200,7 +210,9 @@ def test_spawning_from_many_threads(policy, ws):
     found = {}
 
     def work(number):
-        found[number] = sp.run(["sh", "-c", f"echo {number}; exit {number % 7}"], policy=policy, cwd=ws, capture_output=True, text=True)
+        found[number] = sp.run(
+            ["sh", "-c", f"echo {number}; exit {number % 7}"], policy=policy, cwd=ws, capture_output=True, text=True
+        )
 
     threads = [threading.Thread(target=work, args=(n,)) for n in range(32)]
     for t in threads:

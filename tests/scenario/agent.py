@@ -3,10 +3,10 @@
 The only line of it that knows about sandboxes is the next import, once it has been swapped.
 """
 
-import subprocess
 import glob
 import json
 import os
+import subprocess
 import sys
 
 
@@ -42,12 +42,18 @@ def mischief(outside, port, token):
     attempt("read the ssh key", ["cat", f"{home}/.ssh/id_ed25519"])
     attempt("read the ssh key another way", [sys.executable, "-c", f"print(open({home + '/.ssh/../.ssh/id_ed25519'!r}).read())"])
     attempt("write outside", f"echo x > {outside}/planted; echo x > {home}/.bashrc; cp /bin/sh {outside}/sh", shell=True)
-    attempt("rewrite the hooks", "printf '#!/bin/sh\\ntrue\\n' > .git/hooks/pre-commit && chmod +x .git/hooks/pre-commit", shell=True)
+    attempt(
+        "rewrite the hooks", "printf '#!/bin/sh\\ntrue\\n' > .git/hooks/pre-commit && chmod +x .git/hooks/pre-commit", shell=True
+    )
     attempt("replace the repository", "mv .git .git-old && mkdir -p .git/hooks", shell=True)
     attempt("commit", "git add -A && git -c user.name=a -c user.email=a@example.org commit -qm sneaky", shell=True)
     attempt("reach the network", [sys.executable, "-c", f"import socket; socket.create_connection(('127.0.0.1', {port}), 3)"])
     attempt("resolve a name", [sys.executable, "-c", "import socket; print(socket.getaddrinfo('example.org', 443))"])
-    attempt("leave a daemon", f"(setsid sh -c 'sleep 600; : {token}' >/dev/null 2>&1 &); nohup sh -c 'sleep 600; : {token}' >/dev/null 2>&1 & echo left", shell=True)
+    attempt(
+        "leave a daemon",
+        f"(setsid sh -c 'sleep 600; : {token}' >/dev/null 2>&1 &); nohup sh -c 'sleep 600; : {token}' >/dev/null 2>&1 & echo left",
+        shell=True,
+    )
     attempt("see the secrets", ["env"])
 
 

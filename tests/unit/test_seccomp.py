@@ -78,7 +78,10 @@ def test_probed_calls_are_absent_rather_than_forbidden(program, name):
     assert verdict(program, NR[name], 8) == ERRNO | errno.ENOSYS
 
 
-@pytest.mark.parametrize("name", "read write mmap execve execveat futex fork vfork kill memfd_create seccomp prctl connect sendto recvfrom pidfd_open landlock_create_ruleset".split())
+@pytest.mark.parametrize(
+    "name",
+    "read write mmap execve execveat futex fork vfork kill memfd_create seccomp prctl connect sendto recvfrom pidfd_open landlock_create_ruleset".split(),
+)
 def test_ordinary_calls_pass(program, name):
     """A filter that breaks programs gets turned off. sendto included: asyncio wakes its loop with it."""
     assert verdict(program, NR[name], 3, 0, 0) == ALLOW

@@ -1,0 +1,198 @@
+"""How the Linux launcher is spoken with: one SEQPACKET socket for each launch. Shared by the backends that use it.
+
+The launcher says that the command runs (with its pid, and descriptors of it and of process 1), or why it never will;
+at the end it says how it went. Silence means that it died.
+"""
+
+from __future__ import annotations
+
+import sys
+
+assert sys.platform == "linux"
+
+import array
+import errno
+import os
+import select
+import signal
+import socket
+import struct
+from collections.abc import Sequence
+
+from .._errors import SandboxSetupError
+from .._launch import ExecFailed, Launch, unknown_end
+from .._plan import Plan
+from .._report import Report, Usage
+
+RUNNING, FAILED, EXEC_FAILED, ENDED = 1, 2, 3, 4
+_FAILURE = struct.Struct("=Ii32s")
+_ENDED = struct.Struct("=IiQQQII1024s")
+_CREDENTIALS = struct.Struct("=iII")
+_ANCILLARY = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(2 * 4)
+
+
+class ChannelLaunch(Launch):
+    """A launch that our launcher carries out."""
+
+    def __init__(
+        self,
+        *,
+        plan: Plan,
+        report: Report,
+        argv: Sequence[bytes | str],
+        executable: str,
+        child_fds: Sequence[int],
+        channel: socket.socket,
+        child_channel: socket.socket,
+    ) -> None:
+        self._child_fds = list(child_fds)
+        self._child_channel: socket.socket | None = child_channel
+        self._channel: socket.socket | None = channel
+        self._init_fd = -1
+        self._command_fd = -1
+        super().__init__(
+            plan=plan,
+            report=report,
+            argv=argv,
+            executable=executable,
+            pass_fds=(*child_fds, child_channel.fileno(), *plan.command.keep_fds),
+        )
+
+    def close_child_side(self) -> None:
+        while self._child_fds:
+            os.close(self._child_fds.pop())
+        if self._child_channel is not None:
+            self._child_channel.close()
+            self._child_channel = None
+
+    def close_parent_side(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        for fd in (self._init_fd, self._command_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._init_fd = self._command_fd = -1
+
+    def settle(self, pid: int) -> None:
+        channel = self._channel
+        assert channel is not None
+        poller = select.poll()
+        poller.register(channel, select.POLLIN)
+        while not poller.poll(100):
+            # Another thread's fork may hold a copy of the launcher's end for a while: no end of file tells us that
+            # it died, so ask about the process itself.
+            if _is_dead(pid) and not poller.poll(0):
+                raise SandboxSetupError("launcher", detail="it died without a word")
+        self._take_first(channel)
+
+    def _take_first(self, channel: socket.socket) -> None:
+        data, ancillary, flags, _ = channel.recvmsg(8192, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
+        fds, pid = _ancillary(ancillary)
+        try:
+            if len(data) < 8:
+                raise SandboxSetupError("launcher", detail="it died without a word; out of memory, or killed")
+            kind, number = struct.unpack_from("=Ii", data)
+            if kind == RUNNING:
+                if len(fds) != 2 or flags & socket.MSG_CTRUNC:
+                    raise SandboxSetupError("pidfd", errno.EMFILE, detail="this process has no file descriptors left")
+                self._init_fd, self._command_fd = fds
+                fds = []
+                self.report.pid = pid
+                return
+        finally:
+            for fd in fds:
+                os.close(fd)
+        if kind == EXEC_FAILED:
+            raise ExecFailed(number)
+        _, number, step = _FAILURE.unpack_from(data)
+        path = os.fsdecode(data[_FAILURE.size :].rstrip(b"\0")) or None
+        raise setup_error(step.rstrip(b"\0").decode(), number, path)
+
+    def send_signal(self, number: int) -> None:
+        if self._command_fd >= 0 and os.getpid() == self.owner:
+            try:
+                signal.pidfd_send_signal(self._command_fd, number)
+            except ProcessLookupError:
+                pass
+
+    def kill(self) -> None:
+        # SIGKILL to process 1 of the namespace: the kernel ends every process in it, and only then is it reaped.
+        if self._init_fd >= 0 and os.getpid() == self.owner:
+            self.killed = True
+            try:
+                signal.pidfd_send_signal(self._init_fd, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+    def record_end(self, wall: float) -> None:
+        record = self._last_record()
+        if record is None:
+            unknown_end(self, wall)
+            return
+        report = self.report
+        _, status, user, system, rss, left_behind, wall_limit, names = record
+        report.usage = Usage(wall, user / 1e6, system / 1e6, rss * 1024)
+        if wall_limit:
+            report.ended, report.limit = "limit", "wall_seconds"
+        else:
+            report.ended = report.ended or ("signal" if os.WIFSIGNALED(status) else "exit")
+        if left_behind and not wall_limit:
+            found = names.rstrip(b"\0").decode("utf-8", "replace").split("\n")
+            report.processes_ended = tuple(n for n in found if n)
+
+    def _last_record(self) -> tuple[int, int, int, int, int, int, int, bytes] | None:
+        channel = self._channel
+        if channel is None:
+            return None
+        try:
+            while data := channel.recv(8192, socket.MSG_DONTWAIT):
+                if len(data) == _ENDED.size and struct.unpack_from("=I", data)[0] == ENDED:
+                    return _ENDED.unpack(data)
+        except OSError:
+            pass  # the launcher ended without a record; the report says "unknown"
+        return None
+
+
+def _is_dead(pid: int) -> bool:
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
+
+
+def _ancillary(messages: list[tuple[int, int, bytes]]) -> tuple[list[int], int | None]:
+    fds: list[int] = []
+    pid = None
+    for level, kind, data in messages:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            numbers = array.array("i")
+            numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
+            fds += numbers
+        elif level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
+            pid = _CREDENTIALS.unpack_from(data)[0] or None
+    return fds, pid
+
+
+# What a person can do about a step that failed; the errno says the rest.
+_WAYS_OUT = {
+    ("clone", errno.EPERM): "user namespaces are forbidden: sysctl kernel.unprivileged_userns_clone, or a container's profile",
+    ("clone", errno.ENOSPC): "sysctl user.max_user_namespaces is 0 or used up",
+    ("clone", errno.EUSERS): "sysctl user.max_user_namespaces is 0 or used up",
+    ("clone", errno.EAGAIN): "the limit of processes (RLIMIT_NPROC) is reached",
+    ("readonly", errno.EPERM): "user namespaces have no power here: Ubuntu's kernel.apparmor_restrict_unprivileged_userns",
+    ("open_tree", errno.EMFILE): "RLIMIT_NOFILE of the calling process is too low for this policy",
+    ("open_tree", errno.ELOOP): "a symbolic link has taken the place of a directory that the policy names",
+    ("pin", errno.ESTALE): "another directory has taken the place of a writable root; try again",
+    ("chdir", errno.ENOENT): "the working directory is not visible inside; add it to write= or read=, or use tmp='shared'",
+    ("chdir", errno.EACCES): "the working directory is hidden by the policy, or cannot be searched without privileges",
+    ("landlock_rules", errno.EACCES): "a writable root cannot be searched by the user that the command runs as",
+    ("proc", errno.EPERM): "parts of /proc are covered here (a nested container), so that no new one can be mounted",
+}
+
+
+def setup_error(step: str, number: int, path: str | None) -> SandboxSetupError:
+    detail = _WAYS_OUT.get((step, number), "")
+    if not detail and number == errno.ELOOP:
+        detail = "a symbolic link has taken the place of something that the policy names; try again"
+    return SandboxSetupError(step, number, path, detail)

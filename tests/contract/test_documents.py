@@ -1,0 +1,89 @@
+"""What is documented is run: every Python block of the README, and the commands that it names."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language):
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.S | re.M)
+
+
+@pytest.mark.parametrize("number", range(len(blocks("python"))))
+def test_the_python_of_the_readme_runs(number, ws, tier):
+    """An example that does not run is worse than none. It is run as a reader would: in a directory of its own."""
+    (ws / "Makefile").write_text("test:\n\techo tested\n")
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
+    result = subprocess.run([sys.executable, "-c", blocks("python")[number]], cwd=ws, capture_output=True, text=True, env=env)
+    assert result.returncode == 0, result.stderr
+    if number < 2:
+        assert result.stdout == "0\n"
+    else:
+        assert (ws / "made").read_text() == "hello\n" and ("denied" in result.stdout or "No such file" in result.stdout)
+
+
+def test_the_set_up_is_two_commands():
+    """The first creates, installs and demonstrates; the second tests."""
+    section = README.partition("## Set up")[2].partition("\n## ")[0]
+    commands = re.findall(r"^```sh\n(.*?)^```", section, re.S | re.M)
+    assert len(commands) == 2 and all(len(c.strip().splitlines()) == 1 for c in commands)
+    assert "pip install" in commands[0] and commands[0].strip().endswith("demo") and "pytest" in commands[1]
+
+
+def cli(*args, **kwargs):
+    return subprocess.run(
+        [sys.executable, "-m", "sandboxed_subprocess", *args], capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, **kwargs,
+    )  # fmt: skip
+
+
+def test_run_has_the_exit_status_of_the_command(ws, tier):
+    """For scripts: 7 is 7, a signal is that signal, and our own failures are those of env(1)."""
+    assert cli("run", "--", "sh", "-c", "echo x > made; exit 7", cwd=ws).returncode == 7
+    assert (ws / "made").exists()
+    assert cli("run", "--", "sh", "-c", "kill -TERM $$", cwd=ws).returncode == -15
+    assert cli("run", "--", "sh", "-c", "kill -KILL $$", cwd=ws).returncode == -9
+    assert cli("run", "--", "no-such-program", cwd=ws).returncode == 127
+    assert cli("run", "--", "/etc/passwd", cwd=ws).returncode == 126
+    assert cli("run", "--policy", "no-such-preset", "--", "true", cwd=ws).returncode == 125
+    assert cli("run", cwd=ws).returncode == 2
+
+
+def test_run_takes_a_policy_file_and_more_roots(ws, outside, tier):
+    """`--policy FILE`, `--write DIR`, `--report`."""
+    (ws / "policy.toml").write_text(f'write = ["{ws}"]\n')
+    result = cli(
+        "run", "--policy", "./policy.toml", "--write", str(outside), "--report", "--", "sh", "-c", f"touch a {outside}/b", cwd=ws
+    )
+    assert result.returncode == 0 and (ws / "a").exists() and (outside / "b").exists()
+    assert '"backend": "namespaces"' in result.stderr
+    (ws / "bad.toml").write_text('wirte = ["."]\n')
+    result = cli("run", "--policy", "./bad.toml", "--", "true", cwd=ws)
+    assert result.returncode == 125 and "'write'" in result.stderr and "bad.toml" in result.stderr
+
+
+def test_doctor_says_what_works(tier):
+    """For people, and as JSON for machines."""
+    import json
+
+    result = cli("doctor")
+    assert result.returncode == 0 and "writes confined to the writable roots" in result.stdout
+    found = json.loads(cli("doctor", "--json").stdout)
+    assert found["backends"]["namespaces"]["works"] and found["presets"]["workspace-write"] == "namespaces"
+
+
+def test_the_demonstration_has_no_wrong_outcome(tier):
+    """It is the first thing that a newcomer runs."""
+    result = cli("demo")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert " 0 wrong" in result.stdout and result.stdout.count(" ok ") >= 12
+    assert not [p for p in os.listdir(os.path.expanduser("~")) if p.startswith(".sandboxed-subprocess-demo-")]
