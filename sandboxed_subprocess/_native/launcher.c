@@ -203,6 +203,32 @@ static void __attribute__((noreturn)) bad_plan(const char *why)
 	_exit(125);
 }
 
+/* ---- timing: compiled in by benchmarks/spawn.py only ---------------------------------------------------------------- */
+
+#ifdef TIMING
+static struct { const char *name; int64_t at; } marks[512];
+static size_t mark_count;
+
+static void mark(const char *name)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	if (mark_count < sizeof marks / sizeof *marks) {
+		marks[mark_count].name = name;
+		marks[mark_count++].at = (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+	}
+}
+
+static void tell_marks(void)
+{
+	for (size_t i = 1; i < mark_count; i++)
+		dprintf(2, "%s %lld\n", marks[i].name, (long long)(marks[i].at - marks[i - 1].at));
+}
+#else
+#define mark(name) ((void)0)
+#endif
+
 /* ---- parsing: all of it before any action ------------------------------------------------------------------------ */
 
 static const char *next_record(const char *at, struct record *r)
@@ -583,7 +609,8 @@ static int view_record(const struct record *r)
 		if (fd >= 0)
 			close(fd);
 		errno = saved;
-		return saved ? -1 : 0;
+		/* Unlinked on the host after we had opened it: as absent as if it had never been there. */
+		return !saved || (r->n.a & O_OPTIONAL && absent()) ? 0 : -1;
 	}
 	case K_ATTACH:
 		fd = source_fd[r->n.b];
@@ -605,8 +632,9 @@ static int view_record(const struct record *r)
 		fd = saved;
 		if (fd < 0)
 			return -1;
-		if ((r->n.a & O_READONLY && set_attr(fd, "", AT_EMPTY_PATH | AT_RECURSIVE_, MOUNT_ATTR_RDONLY_, 0) < 0) ||
-		    attach(fd, r->s[0]) < 0)
+		if (r->n.a & O_READONLY && set_attr(fd, "", AT_EMPTY_PATH | AT_RECURSIVE_, MOUNT_ATTR_RDONLY_, 0) < 0)
+			goto fail;
+		if (attach(fd, r->s[0]) < 0 && !(r->n.a & O_OPTIONAL && absent()))
 			goto fail;
 		close(fd);
 		return 0;
@@ -658,6 +686,7 @@ static int build_view(void)
 		step_name = names[r.kind];
 		if (view_record(&r) < 0)
 			return -1;
+		mark(step_name);
 	}
 	return 0;
 }
@@ -913,6 +942,7 @@ static const struct step command_steps[] = {
 static int command_main(void *unused)
 {
 	(void)unused;
+	mark("vfork");
 	for (size_t i = 0; i < sizeof command_steps / sizeof *command_steps; i++) {
 		step_name = command_steps[i].name;
 		step_path = NULL;
@@ -922,6 +952,11 @@ static int command_main(void *unused)
 			failure.error = errno ? errno : EINVAL;
 			break;
 		}
+		mark(step_name);
+#ifdef TIMING
+		if (command_steps[i].run == restore_signals)
+			tell_marks();      /* the filter and the exec come after this, and are what is left of the total */
+#endif
 	}
 	_exit(127);
 }
@@ -1160,6 +1195,7 @@ static void __attribute__((noreturn)) init_main(void)
 		step_path = NULL;
 		if (init_steps[i].run() < 0)
 			give_up();
+		mark(init_steps[i].name);
 	}
 	step_name = "vfork";
 	step_path = NULL;
@@ -1357,11 +1393,14 @@ static void monitor_main(void)
 	step_name = "clone";
 	if (plan->flags & F_NETNS)
 		flags |= CLONE_NEWNET;
+	mark("monitor");
 	init = (pid_t)syscall(SYS_clone, flags, 0, 0, 0, 0);
 	if (init < 0)
 		give_up();
-	if (init == 0)
+	if (init == 0) {
+		mark("clone");
 		init_main();
+	}
 	close(pair[1]);
 	if (maps_by_monitor && write_maps(init) < 0) {
 		step_name = "identity";
@@ -1393,7 +1432,9 @@ int main(int argc, char **argv)
 		bad_plan("no plan");
 	plan_fd = (int)fd;
 	command_argv = argv;
+	mark("start");
 	parse(plan_fd);
+	mark("parse");
 	monitor_main();
 	return 125;
 }
