@@ -22,12 +22,16 @@ class PolicyError(SandboxError, ValueError):
 
 
 class Missing(SandboxError):
-    """Why one backend cannot work on this host. Internal: callers see `SandboxUnavailable`."""
+    """Why one backend cannot work on this host. Internal: callers see `SandboxUnavailable`.
 
-    def __init__(self, reason: str, advice: str = "") -> None:
-        super().__init__(reason, advice)
+    `transient`: it may be different the next time (a trial that was killed), so that nobody should remember it.
+    """
+
+    def __init__(self, reason: str, advice: str = "", transient: bool = False) -> None:
+        super().__init__(reason, advice, transient)
         self.reason = reason
         self.advice = advice
+        self.transient = transient
 
     def __str__(self) -> str:
         return self.reason

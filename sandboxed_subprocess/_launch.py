@@ -7,7 +7,7 @@ A backend makes it; `Popen` (or an event loop) starts `argv` with it, asks `sett
 from __future__ import annotations
 
 import os
-import secrets
+import stat
 import time
 from collections.abc import Sequence
 
@@ -25,35 +25,33 @@ class ExecFailed(Exception):
 
 
 class Quarantine:
-    """Compares, when a run is over, the names that the host would trust with those that were there before.
+    """Compares, when a run is over, what the host would trust with what was there before.
 
     What appeared is renamed, so that nothing is lost and nothing is executed, and reported.
     """
 
     def __init__(self, plan: Plan) -> None:
-        self._roots = set(plan.view.roots)
-        self._homes = [h for h in plan.view.homes if any(_paths.is_within(h, r) for r in plan.view.roots)]
-        self._keeps_git = plan.policy.git == "writable"
-        self._before = []
-        for directory, names in plan.composition.watch:
-            self._before.append((directory, names, _paths.stamp(directory)))
-        self._startup = [
-            path for home in self._homes for name in _paths.STARTUP_IN_HOME if not os.path.lexists(path := f"{home}/{name}")
-        ]
-        self._bare = {root for root in self._roots if self._looks_bare(root)}
-
-    @staticmethod
-    def _looks_bare(root: str) -> bool:
-        return all(os.path.lexists(f"{root}/{name}") for name in ("HEAD", "objects", "refs"))
+        watch = plan.composition.watch
+        self._directories = [(d, names, _paths.settled_stamp(d)) for d, names in watch.directories]
+        self._same = [(path, _identity(path)) for path in watch.same]
+        self._absent = watch.absent
+        self._bare = [root for root in watch.roots if not _looks_bare(root)]
 
     def sweep(self) -> tuple[tuple[tuple[str, str], ...], tuple[Violation, ...]]:
         """(path, new path) of each thing put out of action, and the same as violations."""
-        planted = list(self._planted())
         moved = []
         violations = []
+        planted = dict.fromkeys(self._planted())
+        for path, before in self._same:
+            now = _identity(path)
+            if now is None:
+                violations.append(Violation("planted", f"{path} was moved away", "quarantine"))
+            elif before is not None and now != before:
+                planted[path] = None
         for path in planted:
-            away = f"{path}.quarantined-{secrets.token_hex(4)}"
+            away = f"{path}.quarantined-{os.urandom(4).hex()}"
             try:
+                _open_up(os.path.dirname(path))
                 os.rename(path, away)
             except OSError as error:
                 violations.append(Violation("planted", f"{path} (still there: {error.strerror})", "quarantine"))
@@ -64,23 +62,48 @@ class Quarantine:
 
     def _planted(self) -> list[str]:
         found = []
-        for directory, names, stamp in self._before:
-            if stamp == -1 or _paths.stamp(directory) == stamp:
-                continue
-            if directory in self._roots:
-                for name in _paths.PROTECTED_NAMES - names:
-                    if (name != _paths.GIT or not self._keeps_git) and os.path.lexists(f"{directory}/{name}"):
-                        found.append(f"{directory}/{name}")
-                if not self._keeps_git and directory not in self._bare and self._looks_bare(directory):
-                    found.append(f"{directory}/HEAD")
-            else:
-                try:
-                    now = os.listdir(directory)
-                except OSError:
-                    continue
-                found += [f"{directory}/{n}" for n in now if n not in names and _paths.GIT_PLANTED.fullmatch(n)]
-        found += [path for path in self._startup if os.path.lexists(path)]
-        return found
+        for directory, names, stamp in self._directories:
+            if _paths.stamp(directory) != stamp:
+                _open_up(directory)
+                found += [path for name in names if _exists(path := f"{directory}/{name}")]
+        for root in self._bare:
+            if _looks_bare(root):
+                found.append(f"{root}/HEAD")
+        return found + [path for path in self._absent if _exists(path)]
+
+
+def _exists(path: str) -> bool:
+    """Whatever cannot be told to be absent is there."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        st = os.lstat(path)
+    except OSError:
+        return None
+    return st.st_dev, st.st_ino
+
+
+def _looks_bare(root: str) -> bool:
+    """git takes a directory with these for a repository, without any `.git` (gitrepository-layout(5))."""
+    return _exists(f"{root}/HEAD") and (_exists(f"{root}/objects") or _exists(f"{root}/commondir"))
+
+
+def _open_up(directory: str) -> None:
+    """Gives the owner back what a command may have taken from a directory, so that it can be looked into and changed."""
+    try:
+        st = os.lstat(directory)
+        if stat.S_ISDIR(st.st_mode) and st.st_mode & 0o700 != 0o700:
+            os.chmod(directory, stat.S_IMODE(st.st_mode) | 0o700)
+    except OSError:
+        pass  # not ours; then the rename fails too, and is reported
 
 
 class Launch:
@@ -103,7 +126,7 @@ class Launch:
         self.owner = os.getpid()
         self.killed = False
         self._started = time.monotonic()
-        self._quarantine = Quarantine(plan) if plan.composition.watch else None
+        self._quarantine = Quarantine(plan) if plan.view.roots else None
         self._finished = False
 
     def settle(self, pid: int) -> None:

@@ -50,8 +50,8 @@ STARTUP_IN_HOME = """.profile .bashrc .bash_profile .bash_login .bash_logout .ba
     .gitattributes .vimrc .vim .config/nvim .emacs .emacs.d .tmux.conf .config/tmux .screenrc .gdbinit .pythonrc
     .pythonstartup .config/pip .pip .condarc .cargo/config .cargo/config.toml .cargo/bin .config/direnv""".split()
 
-MAX_DIRECTORIES = 50_000
-"""Where the search for nested repositories stops; the report says so."""
+MAX_DIRECTORIES = 200_000
+"""Where the search for nested repositories gives up."""
 
 
 # -- links ------------------------------------------------------------------------------------------------------------
@@ -140,10 +140,12 @@ class Search:
 
     Attributes:
         found: (path, kind), the kind being "dir", "file" or "link".
+        closed: directories that could not be listed, although they may be ours: their owner can open them again.
         complete: False where the search stopped at `MAX_DIRECTORIES`.
     """
 
     found: tuple[tuple[str, str], ...]
+    closed: tuple[str, ...]
     complete: bool
 
 
@@ -158,6 +160,13 @@ def stamp(directory: str) -> int:
         return os.lstat(directory).st_ctime_ns
     except OSError:
         return -1
+
+
+def settled_stamp(directory: str) -> int:
+    """As `stamp`, but -2, which equals no stamp, where the last change is so recent that the next one could have the same
+    ctime: it has the resolution of the kernel's tick."""
+    value = stamp(directory)
+    return value if time.time_ns() - value > 20_000_000 else -2
 
 
 def unchanged(stamps: Stamps) -> bool:
@@ -183,6 +192,7 @@ def search_protected(root: str) -> Search:
         return known[3]
     begin = time.monotonic()
     found: list[tuple[str, str]] = []
+    closed: list[str] = []
     stamps: list[tuple[str, int]] = []
     queue = deque([root])
     visited = 0
@@ -200,10 +210,11 @@ def search_protected(root: str) -> Search:
                         found.append((entry.path, kind))
                     elif entry.is_dir(follow_symlinks=False):
                         queue.append(entry.path)
-        except OSError:
-            # What we cannot list the command, with no more rights than ours, cannot list either.
+        except (FileNotFoundError, NotADirectoryError):
             continue
-    result = Search(tuple(found), not queue)
+        except OSError:
+            closed.append(directory)
+    result = Search(tuple(found), tuple(closed), not queue)
     if len(_searches) > 64:
         _searches.clear()
     few = visited <= _FEW
@@ -321,17 +332,19 @@ def safe_directories(path: str) -> list[str]:
 
 
 # Inside a git directory, what git executes or follows. Everything else there has to be writable for a commit.
-GIT_READ_ONLY = tuple("config config.worktree hooks info commondir gitdir modules worktrees description branches remotes".split())
-GIT_PLANTED = re.compile(
-    r"config(\..*)?|hooks|commondir|gitdir|info|rebase-merge|rebase-apply|sequencer|modules|worktrees|remotes|branches"
-)
+GIT_EXECUTED = (
+    "config config.worktree hooks info commondir gitdir modules worktrees branches remotes rebase-merge rebase-apply sequencer"
+).split()
 
 
 # -- patterns --------------------------------------------------------------------------------------------------------------
 
 
-def expand_glob(pattern: Glob, roots: Iterable[str]) -> Iterator[str]:
-    """Existing paths that match. A relative pattern is looked for below each root. Links are not entered."""
+def expand_glob(pattern: Glob, roots: Iterable[str], closed: list[str]) -> Iterator[str]:
+    """Existing paths that match. A relative pattern is looked for below each root. Links are not entered.
+
+    Directories that cannot be listed are added to `closed`.
+    """
     text = expand_user(pattern.pattern)
     starts = [("", text)] if text.startswith("/") else [(root, text) for root in roots]
     for start, rest in starts:
@@ -340,10 +353,10 @@ def expand_glob(pattern: Glob, roots: Iterable[str]) -> Iterator[str]:
         fixed = []
         while len(parts) > 1 and not re.search(r"[*?\[]", parts[0]):
             fixed.append(parts.pop(0))
-        yield from _glob(resolve("/".join([start, *fixed]) or "/").real.rstrip("/"), parts)
+        yield from _glob(resolve("/".join([start, *fixed]) or "/").real.rstrip("/"), parts, closed)
 
 
-def _glob(directory: str, parts: list[str]) -> Iterator[str]:
+def _glob(directory: str, parts: list[str], closed: list[str]) -> Iterator[str]:
     import fnmatch
 
     head, rest = parts[0], parts[1:]
@@ -351,22 +364,25 @@ def _glob(directory: str, parts: list[str]) -> Iterator[str]:
         yield directory or "/"
         return
     if head == "**":
-        yield from _glob(directory, rest)
+        yield from _glob(directory, rest, closed)
     try:
         with os.scandir(directory or "/") as listing:
             entries = list(listing)
+    except (FileNotFoundError, NotADirectoryError):
+        return
     except OSError:
+        closed.append(directory or "/")
         return
     for entry in entries:
         inner = entry.is_dir(follow_symlinks=False)
         if head == "**":
             if inner:
-                yield from _glob(entry.path, parts)
+                yield from _glob(entry.path, parts, closed)
         elif fnmatch.fnmatchcase(entry.name, head):
             if not rest:
                 yield entry.path
             elif inner:
-                yield from _glob(entry.path, rest)
+                yield from _glob(entry.path, rest, closed)
 
 
 # -- sockets ---------------------------------------------------------------------------------------------------------------
@@ -395,7 +411,7 @@ def host_sockets() -> list[str]:
 
 _NAMESPACE_FD = re.compile(
     r"(mnt|net|pid|pid_for_children|user|uts|ipc|cgroup|time|time_for_children):\[\d+\]"
-    r"|anon_inode:\[(fscontext|bpf-\w+|userfaultfd|io_uring)\]"
+    r"|anon_inode:(\[(fscontext|userfaultfd|io_uring)\]|\[?bpf.*)"
 )
 
 

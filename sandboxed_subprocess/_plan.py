@@ -95,6 +95,11 @@ def readable(path: str, why: str) -> Rule:
     return Rule(path, Access.READ, why, rank=0)
 
 
+def pinned(path: str, why: str) -> Rule:
+    """Writable as it was, but it stays where it is."""
+    return Rule(path, Access.WRITE, why, pin=True, rank=-1)
+
+
 def sort_rules(rules: Iterable[Rule]) -> tuple[Rule, ...]:
     """One rule for each path, the strongest; parents before children."""
     best: dict[str, Rule] = {}
@@ -158,6 +163,23 @@ class View:
     presence: _paths.Presence
 
 
+@dataclasses.dataclass(frozen=True)
+class Watch:
+    """What the host would trust after a run, and so is compared with the time before it; see `_launch.Quarantine`.
+
+    Attributes:
+        directories: (directory, names in it that must not appear).
+        same: paths that exist and must be the same files afterwards.
+        absent: paths that do not exist and must not appear.
+        roots: where a bare repository must not appear.
+    """
+
+    directories: tuple[tuple[str, frozenset[str]], ...] = ()
+    same: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+    roots: tuple[str, ...] = ()
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Composition:
     """The rules of a view at one moment. The same object for as long as nothing on the host has changed.
@@ -165,7 +187,7 @@ class Composition:
     Attributes:
         rules: sorted, one for each path, parents first.
         absent: paths of rules that do not exist now.
-        watch: directories, and the names in them that were there before the run; see `_launch.Quarantine`.
+        watch: what is compared when the run is over.
         files: (path, content) to provide inside.
         notes: for the report.
     """
@@ -173,7 +195,7 @@ class Composition:
     view: View
     rules: tuple[Rule, ...]
     absent: frozenset[str]
-    watch: tuple[tuple[str, frozenset[str]], ...]
+    watch: Watch
     files: tuple[tuple[str, bytes], ...]
     notes: tuple[str, ...]
 
@@ -381,6 +403,9 @@ def _compile_view(policy: Policy, homes: tuple[str, ...]) -> View:
         if policy.tmp not in ("private", "none"):
             tmp_source, met = _root(os.fspath(policy.tmp), ())
             links.extend(met)
+            roots[tmp_source] = None
+            given.append((tmp_source, os.fspath(policy.tmp), bool(met)))
+            rules.append(writable(tmp_source, "tmp="))
 
     # Our own code and the interpreter: read-only in a root, and visible where a private directory would hide them.
     ourselves = [_paths.own_package()]
@@ -434,6 +459,8 @@ def _compile_view(policy: Policy, homes: tuple[str, ...]) -> View:
         if any(_paths.is_within(home, root) for root in roots):
             rules += [protect(f"{home}/{name}", "start-up file") for name in _paths.STARTUP_IN_HOME]
 
+    # A root that is one of them takes its place.
+    private = [area for area in private if area not in roots]
     inside = [(p, t) for p, t in links if any(_paths.is_within(p, area) for area in private)]
     return View(
         policy=policy,
@@ -487,6 +514,7 @@ class _Moment:
     searches: tuple[_paths.Search, ...]
     sockets: tuple[str, ...]
     matches: tuple[tuple[str, bool], ...]
+    closed: tuple[str, ...]
     absent: frozenset[str]
 
 
@@ -514,15 +542,22 @@ def observe(view: View) -> tuple[_Moment, tuple[tuple[str, tuple[int, int]], ...
             raise PolicyError(f"{path!r} was {real!r} when the policy was first used, and leads elsewhere now; try again")
     policy = view.policy
     matches: list[tuple[str, bool]] = []
+    closed: list[str] = []
     for field, denied in ((policy.deny_read, True), (policy.deny_write, False)):
         for item in field:
             if isinstance(item, Glob):
-                matches += [(path, denied) for path in _paths.expand_glob(item, view.roots)]
-    sockets = _paths.host_sockets()
-    if sockets:
-        sockets = [s for s in sockets if not any(_paths.is_within(s, area) for area in view.private)]
+                matches += [(path, denied) for path in _paths.expand_glob(item, view.roots, closed)]
+    sockets = tuple(sorted(_paths.host_sockets()))
     searches = tuple([_paths.search_protected(root) for root in view.roots])
-    return _Moment(searches, tuple(sorted(sockets)), tuple(matches), view.presence.absent()), tuple(pins)
+    for root, search in zip(view.roots, searches):
+        if not search.complete and policy.enforcement == "strict":
+            raise PolicyError(
+                f"writable root {root!r} has more than {_paths.MAX_DIRECTORIES} directories, too many to search for"
+                " repositories in them; name smaller roots, or run with enforcement='best-effort'"
+            )
+        if root in search.closed:
+            raise PolicyError(f"writable root {root!r} cannot be listed, and so not be protected; chmod u+rx it")
+    return _Moment(searches, sockets, tuple(matches), tuple(closed), view.presence.absent()), tuple(pins)
 
 
 def compose(view: View, moment: _Moment) -> Composition:
@@ -532,44 +567,83 @@ def compose(view: View, moment: _Moment) -> Composition:
         return known[1]
     policy = view.policy
     rules = list(view.rules)
-    watch: list[tuple[str, frozenset[str]]] = []
+    directories: list[tuple[str, frozenset[str]]] = []
+    names = _paths.PROTECTED_NAMES - ({_paths.GIT} if policy.git == "writable" else set())
     for root, search in zip(view.roots, moment.searches):
         present = {os.path.basename(p) for p, _ in search.found if os.path.dirname(p) == root}
-        watch.append((root, frozenset(present)))
+        directories.append((root, names - present))
         for path, kind in search.found:
             if os.path.basename(path) == _paths.GIT:
                 if policy.git != "writable":
-                    rules += _git_rules(path, kind, root, policy.git == "commit", watch)
+                    rules += _git_rules(path, kind, root, policy.git == "commit", directories)
             else:
                 rules.append(protect(path, "protected name"))
                 if kind == "link":
                     rules.append(protect(_paths.resolve(path).real, "protected name"))
+        # Its owner could open it again, and then change what was not found in it.
+        rules += [protect(path, "a directory that cannot be searched") for path in search.closed]
     for path, denied in moment.matches:
         real = _paths.resolve(path).real
         rules.append(deny(real, "deny_read= pattern") if denied else protect(real, "deny_write= pattern"))
         if not denied and real != path:
             rules.append(protect(path, "deny_write= pattern"))
+    rules += [deny(path, "deny_read= pattern, and it cannot be searched") for path in moment.closed]
     allowed = {_paths.resolve(_paths.expand_user(os.fspath(p))).real for p in policy.unix_sockets}
     for path in moment.sockets:
         found = _paths.resolve(path).real
         if found not in allowed:
-            rules.append(deny(found, "unix socket of the host"))
+            rules.append(deny(found, SOCKET))
     for path in allowed:
         rules.append(Rule(path, Access.WRITE, "unix_sockets=", rank=1))
     rules, files = _git_aware_denials(rules, view.roots)
+    ordered = sort_rules([*rules, *_pins(view, rules)])
     notes = tuple(
         f"the search for repositories below {root!r} stopped after {_paths.MAX_DIRECTORIES} directories"
         for root, search in zip(view.roots, moment.searches)
         if not search.complete
     )
-    result = Composition(view, sort_rules(rules), moment.absent, tuple(watch), files, notes)
+    watch = _watch(view, ordered, moment.absent, directories)
+    result = Composition(view, ordered, moment.absent, watch, files, notes)
     if len(_composed) > 256:
         _composed.clear()
     _composed[id(view)] = (moment, result)
     return result
 
 
-def _git_rules(path: str, kind: str, root: str, commit: bool, watch: list[tuple[str, frozenset[str]]]) -> list[Rule]:
+SOCKET = "unix socket of the host"
+
+
+def _pins(view: View, rules: Iterable[Rule]) -> list[Rule]:
+    """Directories between a root and what the policy denies in it. With `mv parent elsewhere`, one run would carry a
+    secret, mask and all, to a name that the next run's policy does not know."""
+    found: dict[str, Rule] = {}
+    for rule in rules:
+        asked = rule.access is Access.DENY and rule.why != SOCKET
+        if not asked and not rule.why.startswith("deny_write="):
+            continue
+        root = next((r for r in view.roots if _paths.is_within(rule.path, r) and r != rule.path), None)
+        above = os.path.dirname(rule.path)
+        while root is not None and above != root and above not in found and _paths.is_within(above, root):
+            found[above] = pinned(above, f"leads to {rule.path!r}")
+            above = os.path.dirname(above)
+    return list(found.values())
+
+
+def _watch(
+    view: View, rules: Iterable[Rule], absent: frozenset[str], directories: Iterable[tuple[str, frozenset[str]]]
+) -> Watch:
+    same, missing = [], []
+    for rule in rules:
+        if rule.rank == 2 or rule.why == "sensitive path":
+            if any(_paths.is_within(rule.path, root) for root in view.roots):
+                (missing if rule.path in absent else same).append(rule.path)
+    bare = view.roots if view.policy.git != "writable" else ()
+    return Watch(tuple(directories), tuple(same), tuple(missing), bare)
+
+
+def _git_rules(
+    path: str, kind: str, root: str, commit: bool, directories: list[tuple[str, frozenset[str]]]
+) -> list[Rule]:
     repository = _paths.read_repository(path, root) if commit or kind != "dir" else None
     if repository is None:
         # A plain directory; or a file or dangling link that git would not follow, but could be made to.
@@ -589,15 +663,13 @@ def _git_rules(path: str, kind: str, root: str, commit: bool, watch: list[tuple[
             place = f"{repository.common}/{name}"
             if os.path.isdir(place):
                 rules.append(writable(place, "git='commit'"))
-    for name in _paths.GIT_READ_ONLY:
+    present = set()
+    for name in _paths.GIT_EXECUTED:
         place = f"{repository.gitdir}/{name}"
         if os.path.lexists(place):
+            present.add(name)
             rules.append(protect(place, "git configuration and hooks"))
-    try:
-        present = frozenset(os.listdir(repository.gitdir))
-    except OSError:
-        present = frozenset()
-    watch.append((repository.gitdir, present))
+    directories.append((repository.gitdir, frozenset(_paths.GIT_EXECUTED) - present))
     return rules
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 from subprocess import PIPE, STDOUT, CalledProcessError, TimeoutExpired
@@ -20,6 +21,10 @@ _POSITIONAL = (
     "bufsize", "executable", "stdin", "stdout", "stderr", "preexec_fn", "close_fds", "shell", "cwd", "env",
     "universal_newlines", "startupinfo", "creationflags", "restore_signals", "start_new_session", "pass_fds",
 )  # fmt: skip
+
+
+_SIGKILL = getattr(signal, "SIGKILL", 9)
+_SIGCONT = getattr(signal, "SIGCONT", 18)
 
 
 class CompletedProcess(subprocess.CompletedProcess[AnyStr]):
@@ -111,7 +116,7 @@ class Popen(subprocess.Popen[AnyStr], Generic[AnyStr]):
         """The command never ran: end the launcher and close everything, so that only the error remains."""
         if subprocess.Popen.poll(self) is None:
             try:
-                os.kill(self.pid, 9)
+                os.kill(self.pid, _SIGKILL)
             except ProcessLookupError:
                 pass
         for stream in (self.stdin, self.stdout, self.stderr):
@@ -147,6 +152,11 @@ class Popen(subprocess.Popen[AnyStr], Generic[AnyStr]):
             self.poll()
             if self.returncode is None:
                 self._launch.kill()
+                try:
+                    # Somebody may have stopped the monitor, and a stopped one reaps nothing.
+                    os.kill(self.pid, _SIGCONT)
+                except ProcessLookupError:
+                    pass
         elif self._unconfined:
             self._kill_unconfined()
         else:

@@ -164,7 +164,7 @@ def _number(value: Any, kind: str, by_name: Any) -> int:
         raise TypeError(f"{kind} must be a string or an integer, not {type(value)}")
     if number < 0:
         raise ValueError(f"{kind} ID cannot be negative, got {number}")
-    if number >= 1 << 32:
+    if number >= (1 << 32) - 1:  # -1 means "unchanged" to setresuid(2)
         raise OverflowError(f"{kind.lower()} id is greater than maximum")
     return number
 

@@ -62,6 +62,8 @@ def detect(name: str) -> Backend | Missing:
                     known = module.detect()
                 except Missing as missing:
                     known = missing
+                    if missing.transient:
+                        return missing
                 _found[name] = known
     return known
 

@@ -59,7 +59,7 @@ NAMESPACES = (
 _NEWTIME = 0x80  # unshare only: for clone these bits are the exit signal
 _FAMILIES = (1, 2, 10, 16)  # AF_UNIX, AF_INET, AF_INET6, AF_NETLINK (NETLINK_ROUTE only)
 _LAST_FAMILY = 45  # AF_MAX is 46; the kernel has nothing beyond
-_IPPROTO_MPTCP = 262
+_OTHER_TCP = (262, 256)  # MPTCP and SMC: stream sockets that rules for TCP do not see
 # Every flag of linux/personality.h but UNAME26 and ADDR_NO_RANDOMIZE (debuggers); the low bits name a personality,
 # and Linux has only its own left.
 _PERSONALITY_DENIED = 0x0FF80000
@@ -154,7 +154,11 @@ def compile_filter(exceptions: tuple[str, ...] = ()) -> bytes:
     refuse(family, "socket", equal(0, 16), scmp.Arg(2, scmp.NE, 0))
     # The kernel sees int; what the line above passes as "not 0" by its high half only is still NETLINK_ROUTE.
     for domain in (2, 10):
-        refuse(scmp.ERRNO(errno.EPROTONOSUPPORT), "socket", equal(0, domain), equal(2, _IPPROTO_MPTCP))
+        for protocol in _OTHER_TCP:
+            refuse(scmp.ERRNO(errno.EPROTONOSUPPORT), "socket", equal(0, domain), equal(2, protocol))
+
+    # The limits of other processes: init has the command's uid, and must not be starved of descriptors by it.
+    refuse(eperm, "prlimit64", scmp.Arg(0, scmp.NE, 0))
 
     # A set-user-id file in a writable root would be waiting for another user of the host.
     for bit in _SETID:

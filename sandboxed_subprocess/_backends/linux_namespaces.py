@@ -21,7 +21,7 @@ from collections.abc import Iterable
 
 from .. import _native, _paths
 from .._errors import Missing
-from .._plan import Access, Command, Composition, Feature, Plan, Rule
+from .._plan import SOCKET, Access, Command, Composition, Feature, Plan, Rule
 from .._policy import Limits
 from .._report import Report
 from ._channel import ChannelLaunch, setup_error
@@ -31,7 +31,7 @@ from ._seccomp import compile_filter
 _HEADER = struct.Struct("=8sIIiIIIIIQQQQ24s24s")
 _RECORD = struct.Struct("=IIIIQQ")
 (_ARGV0, _EXEC, _KEEP, _GROUP, _RLIMIT, _FILTER, _SOURCE, _BASE, _MKDIR, _FILE, _LINK, _TBIND, _ATTACH, _PROTECT,
- _PROC, _DEVPTS, _RULE, _MASK, _SEAL) = range(1, 20)  # fmt: skip
+ _PROC, _DEVPTS, _RULE, _MASK, _SEAL, _ALIAS) = range(1, 21)  # fmt: skip
 _NETNS, _UID, _GID, _GROUPS, _SETSID, _SETPGID = 1, 2, 4, 8, 16, 32
 READONLY, OPTIONAL, DEVICES, PINNED, FLAT = 1, 2, 8, 16, 32
 
@@ -54,8 +54,9 @@ def _record(kind: int, a: int = 0, b: int = 0, c: int = 0, d: int = 0, *texts: b
 class _View:
     """Records in the order in which the launcher acts on them."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, write: int) -> None:
         self.plan = plan
+        self.write = write
         self.sources: list[bytes] = []
         self.made: dict[str, None] = {}
         self.skeleton: list[bytes] = []
@@ -131,7 +132,7 @@ def _kind(path: str) -> int:
 
 def render_view(plan: Plan, ll: Landlock) -> tuple[bytes, int]:
     """The records for everything but the command, and the number of sources among them."""
-    v = _View(plan)
+    v = _View(plan, ll.write)
     view = plan.view
     pins = dict(plan.pins)
     writable = view.private_writable
@@ -141,7 +142,9 @@ def render_view(plan: Plan, ll: Landlock) -> tuple[bytes, int]:
     v.mkdir(f"{hidden}/none", 0)
     v.file(f"{hidden}/empty", 0)
 
-    # /dev: five nodes of the host's, and directories of our own. random is the same as urandom since Linux 5.6.
+    # /dev: five nodes of the host's, and directories of our own. Read-only mounts: a device can be written through one,
+    # but its mode and owner cannot be changed, which a root caller's command could otherwise do on the host. random is
+    # the same as urandom since Linux 5.6.
     v.mkdir(f"{hidden}/dev")
     v.mkdir(f"{hidden}/dev/pts")
     v.mkdir(f"{hidden}/dev/shm", 0o1777)
@@ -156,7 +159,7 @@ def render_view(plan: Plan, ll: Landlock) -> tuple[bytes, int]:
     shown = []
     for path in devices:
         directory = _paths.is_directory(path)
-        shown.append((path, v.source(path, DEVICES | (0 if directory else FLAT))))
+        shown.append((path, v.source(path, DEVICES | READONLY | (0 if directory else FLAT))))
         if directory:
             v.mkdir(f"{hidden}{path}")
         else:
@@ -174,54 +177,41 @@ def render_view(plan: Plan, ll: Landlock) -> tuple[bytes, int]:
     v.area["/dev"] = "private"
     v.inside["/dev"] = f"{hidden}/dev"
 
-    # The private directories. /run is the tmpfs itself; the others are parts of it.
-    for area in view.private:
-        v.area[area] = "private"
-        if area == base:
-            v.inside[area] = ""
-        elif area.endswith("tmp") and view.tmp_source is not None:
-            v.attach(v.source(view.tmp_source, PINNED, _pin(view.tmp_source)), area)
-            v.area[area] = "rw"
-            v.allow(area, ll.write & ~IOCTL_DEV)
-        else:
-            place = f"{hidden}/private{len(v.inside)}"
-            v.mkdir(place, 0o1777 if area.endswith("tmp") else 0o755)
-            v.inside[area] = place
-            if writable and area.endswith("tmp"):
-                v.bind(place, area)
-                v.allow(area, ll.write & ~IOCTL_DEV)
-            else:
-                v.bind(place, area, READONLY)
-    for path, text in view.links:
-        above, area = v.governing(path)
-        if area == "private":
-            v.link(v.inside[above] + path[len(above) :], text)
-    for path in _SHOWN:
-        # A link from /etc into /run is common (systemd-resolved); what it leads to has to stay.
-        real = _paths.resolve(path).real
-        above, area = v.governing(real)
-        if area == "private" and os.path.exists(real) and real not in v.area:
-            directory = _paths.is_directory(real)
-            v.show(real, v.source(real, READONLY), directory)
-            v.area[real] = "ro"
-    for path in plan.surroundings.private_dirs:
-        above, area = v.governing(path)
-        if area != "private":
+    # The private directories, and then all rules, parents first: a root may lie in a private directory, and a private
+    # directory in a root. Python's sort is stable, so that of equals the private directory comes first.
+    if base in view.private:
+        v.area[base] = "private"
+        v.inside[base] = ""
+    areas = [area for area in view.private if area != base]
+    has_children = _with_children(plan.rules)
+    order: list[tuple[int, str, Rule | None]] = [(_depth(area), area, None) for area in areas]
+    order += [(_depth(rule.path), rule.path, rule) for rule in plan.rules]
+    order.sort(key=lambda item: item[:2])
+    _furnish(v, [base] if base in view.private else [])
+    for _, path, rule in order:
+        if rule is not None:
+            _render_rule(v, rule, pins, rule.path in has_children, ll)
             continue
-        place = v.inside[above] + path[len(above) :]
-        v.mkdir(place, 0o700)
-        if above == base:
+        v.area[path] = "private"
+        if path.endswith("tmp") and view.tmp_source is not None:
+            v.area[path] = "mask"  # nothing is shown in it by itself; see below
+            v.inside[path] = f"{hidden}/private{len(v.inside)}"
+            v.mkdir(v.inside[path], 0o755)
+            v.bind(v.inside[path], path)
+            continue
+        place = v.inside[path] = f"{hidden}/private{len(v.inside)}"
+        v.mkdir(place, 0o1777 if path.endswith("tmp") else 0o755)
+        if writable and path.endswith("tmp"):
             v.bind(place, path)
             v.allow(path, ll.write & ~IOCTL_DEV)
-    for path, content in plan.composition.files:
-        above, area = v.governing(path)
-        if area == "private":
-            v.file(v.inside[above] + path[len(above) :], 0o444, content)
-
-    has_children = _with_children(plan.rules)
-    for rule in plan.rules:
-        _render_rule(v, rule, pins, rule.path in has_children, ll)
-
+        else:
+            v.bind(place, path, READONLY)
+        _furnish(v, [path])
+    if view.tmp_source is not None:
+        # Last, so that the second name shows the same masks and protections as the first.
+        for area in sorted(areas, key=lambda area: _paths.is_within(str(view.tmp_source), area)):
+            if area.endswith("tmp"):
+                v.mounts.append(_record(_ALIAS, 0, 0, 0, 0, os.fsencode(view.tmp_source), os.fsencode(area)))
     v.mounts.append(_record(_PROC, READONLY))
     records = b"".join(
         [*v.sources, v.mounts[0], *v.skeleton, _record(_SEAL, 0, 0, 0, 0, os.fsencode(hidden)), *v.mounts[1:], *v.landlock]
@@ -229,9 +219,38 @@ def render_view(plan: Plan, ll: Landlock) -> tuple[bytes, int]:
     return records, len(v.sources)
 
 
-def _pin(path: str) -> tuple[int, int]:
-    st = os.stat(path)
-    return st.st_dev, st.st_ino
+def _depth(path: str) -> int:
+    return path.count("/") if path != "/" else 0
+
+
+def _furnish(v: _View, areas: list[str]) -> None:
+    """What is visible in a private directory from the start."""
+    plan = v.plan
+    for path, text in plan.view.links:
+        above, area = v.governing(path)
+        if area == "private" and above in areas:
+            v.link(v.inside[above] + path[len(above) :], text)
+    for path in _SHOWN:
+        # A link from /etc into /run is common (systemd-resolved); what it leads to has to stay.
+        real = _paths.resolve(path).real
+        above, area = v.governing(real)
+        if area == "private" and above in areas and os.path.exists(real) and real not in v.area:
+            directory = _paths.is_directory(real)
+            v.show(real, v.source(real, READONLY | (0 if directory else FLAT)), directory)
+            v.area[real] = "ro"
+    for path in plan.surroundings.private_dirs:
+        above, area = v.governing(path)
+        if area != "private" or above not in areas:
+            continue
+        place = v.inside[above] + path[len(above) :]
+        v.mkdir(place, 0o700)
+        if not path.startswith(("/tmp/", "/var/tmp/")):
+            v.bind(place, path)
+            v.allow(path, v.write & ~IOCTL_DEV)
+    for path, content in plan.composition.files:
+        above, area = v.governing(path)
+        if area == "private" and above in areas:
+            v.file(v.inside[above] + path[len(above) :], 0o444, content)
 
 
 def _with_children(rules: Iterable[Rule]) -> set[str]:
@@ -263,19 +282,22 @@ def _render_rule(v: _View, rule: Rule, pins: dict[str, tuple[int, int]], has_chi
             # Searchable, so that what is shown again below can be reached; nothing else is in it.
             v.mkdir(place, 0o555)
             v.inside[path] = place
-            v.bind(place, path, READONLY | OPTIONAL)
+            v.bind(place, path, READONLY)
         elif rule.show is not None:
             v.masks += 1
             place = f".sandbox/mask{v.masks}"
             v.file(place, rule.show[1], size=rule.show[0])
-            v.bind(place, path, READONLY | OPTIONAL)
+            v.bind(place, path, READONLY)
         else:
             v.inside[path] = ".sandbox/none"
             # A directory or a file: the launcher looks, since either may have come since this was compiled.
-            v.mounts.append(_record(_MASK, OPTIONAL, 0, 0, 0, b".sandbox/none", b".sandbox/empty", os.fsencode(path)))
+            # A socket may be gone by now. Anything else that was there a moment ago and is not now was moved, by a run
+            # beside this one perhaps, to where no mask would be.
+            flags = OPTIONAL if rule.why == SOCKET else 0
+            v.mounts.append(_record(_MASK, flags, 0, 0, 0, b".sandbox/none", b".sandbox/empty", os.fsencode(path)))
     elif rule.access is Access.WRITE:
         if area == "rw" and rule.pin:
-            v.mounts.append(_record(_PROTECT, OPTIONAL, 0, 0, 0, os.fsencode(path)))
+            v.mounts.append(_record(_PROTECT, 0, 0, 0, 0, os.fsencode(path)))
         elif area != "rw" or path in pins:
             kind = _kind(path)
             pin = pins.get(path)
@@ -289,7 +311,7 @@ def _render_rule(v: _View, rule: Rule, pins: dict[str, tuple[int, int]], has_chi
     elif area == "rw":
         if path in v.plan.composition.absent:
             return
-        v.mounts.append(_record(_PROTECT, READONLY | OPTIONAL, 0, 0, 0, os.fsencode(path)))
+        v.mounts.append(_record(_PROTECT, READONLY, 0, 0, 0, os.fsencode(path)))
         v.area[path] = "ro"
     elif area == "ro":
         v.area[path] = "ro"
@@ -441,7 +463,7 @@ def _header(
     return (
         _HEADER.pack(
             b"sbxplan1", _HEADER.size + len(body), os.getpid(), channel, flags, command.uid or 0, command.gid or 0,
-            _GRACE_MS, sources, max(1, round(wall * 1000)) if wall is not None else 0, *landlock_rights,
+            _GRACE_MS, sources, min(max(1, round(wall * 1000)), 1 << 62) if wall is not None else 0, *landlock_rights,
             tmpfs_size.encode(), b"1048576",
         ) + body
     )  # fmt: skip
@@ -497,14 +519,14 @@ def detect() -> Namespaces:
                 pass_fds=(plan_fd, child.fileno()),
             ).wait(10)
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise Missing(f"the launcher does not run ({error})") from None
+            raise Missing(f"the launcher does not run ({error})", transient=True) from None
         child.close()
         record = channel.recv(8192)
         if status != 0 or record[:4] != struct.pack("=I", 1):
             if len(record) >= 40 and record[:4] == struct.pack("=I", 2):
                 number = struct.unpack_from("=i", record, 4)[0]
                 raise Missing(str(setup_error(record[8:40].rstrip(b"\0").decode(), number, os.fsdecode(record[40:]) or None)))
-            raise Missing(f"the launcher ended with {status} in a trial")
+            raise Missing(f"the launcher ended with {status} in a trial", transient=status < 0)
         return probe
     finally:
         os.close(plan_fd)

@@ -24,7 +24,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 HERE = os.path.dirname(os.path.abspath(__file__))
 FLAGS = ["-static", "-O2", "-Wall", "-Wextra", "-fno-pie", "-no-pie", "-Wl,--build-id=none", "-Wl,-z,noseparate-code", "-s"]
 # Where ziglang has wheels; elsewhere asking for it would fail the whole build.
-ZIG_MACHINES = {"x86_64", "aarch64", "armv7l", "i686", "ppc64le", "s390x", "riscv64"}
+ZIG_MACHINES = {"x86_64", "aarch64", "armv7l", "i686", "ppc64le", "riscv64"}
 
 
 def compilers() -> list[tuple[str, list[str]]]:

@@ -115,7 +115,7 @@ enum { F_NETNS = 1, F_UID = 2, F_GID = 4, F_GROUPS = 8, F_SETSID = 16, F_SETPGID
 
 enum kind {
 	K_ARGV0 = 1, K_EXEC, K_KEEP, K_GROUP, K_RLIMIT, K_FILTER,
-	K_SOURCE, K_BASE, K_MKDIR, K_FILE, K_LINK, K_TBIND, K_ATTACH, K_PROTECT, K_PROC, K_DEVPTS, K_RULE, K_MASK, K_SEAL,
+	K_SOURCE, K_BASE, K_MKDIR, K_FILE, K_LINK, K_TBIND, K_ATTACH, K_PROTECT, K_PROC, K_DEVPTS, K_RULE, K_MASK, K_SEAL, K_ALIAS,
 	K_COUNT
 };
 
@@ -125,7 +125,7 @@ static const struct { unsigned char strings, raw; } shape[K_COUNT] = {
 	[K_ARGV0] = {1, 0}, [K_EXEC] = {1, 0}, [K_KEEP] = {0, 0}, [K_GROUP] = {0, 0}, [K_RLIMIT] = {0, 0},
 	[K_FILTER] = {0, 1}, [K_SOURCE] = {1, 0}, [K_BASE] = {1, 0}, [K_MKDIR] = {1, 0}, [K_FILE] = {1, 1},
 	[K_LINK] = {2, 0}, [K_TBIND] = {2, 0}, [K_ATTACH] = {1, 0}, [K_PROTECT] = {1, 0}, [K_PROC] = {0, 0},
-	[K_DEVPTS] = {1, 0}, [K_RULE] = {1, 0}, [K_MASK] = {3, 0}, [K_SEAL] = {1, 0},
+	[K_DEVPTS] = {1, 0}, [K_RULE] = {1, 0}, [K_MASK] = {3, 0}, [K_SEAL] = {1, 0}, [K_ALIAS] = {2, 0},
 };
 struct record {
 	enum kind kind;
@@ -163,7 +163,7 @@ static mode_t original_umask;
 static char cwd[PATH_MAX];
 static char uid_map[4096], gid_map[4096];
 
-struct failure { int error; int is_exec; const char *step; const char *path; };
+struct failure { int error; int is_exec; int reached_exec; const char *step; const char *path; };
 static volatile struct failure failure;    /* written by the command in the memory it shares with init */
 
 /* ---- messages on the launch socket (SEQPACKET: one send, one message) -------------------------------------------- */
@@ -638,6 +638,20 @@ static int view_record(const struct record *r)
 			goto fail;
 		close(fd);
 		return 0;
+	case K_ALIAS:
+		/* The same directory at a second place, with whatever has been mounted in it by now. */
+		fd = open_target(r->s[0]);
+		if (fd < 0)
+			return -1;
+		saved = open_tree(fd, "", OPEN_TREE_CLONE_ | AT_RECURSIVE_ | AT_EMPTY_PATH);
+		close(fd);
+		fd = saved;
+		if (fd < 0)
+			return -1;
+		if (attach(fd, r->s[1]) < 0)
+			goto fail;
+		close(fd);
+		return 0;
 	case K_PROC: {
 		/* Read-only as a whole: as root over 800 of its files could be written otherwise, and no list of the
 		 * dangerous ones stays complete. */
@@ -678,6 +692,7 @@ static int build_view(void)
 	static const char *const names[K_COUNT] = {
 		[K_BASE] = "tmpfs", [K_MKDIR] = "mkdir", [K_FILE] = "file", [K_LINK] = "symlink", [K_TBIND] = "mask",
 		[K_ATTACH] = "attach", [K_PROTECT] = "protect", [K_PROC] = "proc", [K_DEVPTS] = "devpts", [K_MASK] = "mask", [K_SEAL] = "seal",
+		[K_ALIAS] = "alias",
 	};
 
 	FOR_EACH_RECORD(r) {
@@ -712,6 +727,35 @@ static int close_on_exec(void)
 			return -1;
 		if (to >= from)
 			from = to + 1;
+	}
+	return 0;
+}
+
+/* A device that was opened outside lies on a writable mount there: fchmod(0) would change the host's /dev/null, if the
+ * command's user owns it. The same device of the view takes its place. */
+static int own_devices(void)
+{
+	static const struct { unsigned minor; const char *path; } known[] = {
+		{3, "/dev/null"}, {5, "/dev/zero"}, {7, "/dev/full"}, {9, "/dev/urandom"},
+	};
+
+	for (size_t i = 0; i < 3 + keep_count; i++) {
+		int fd = i < 3 ? (int)i : (int)keep[i - 3], mode = fcntl(fd, F_GETFL), flags = fcntl(fd, F_GETFD), fresh;
+		struct stat st;
+
+		if (mode < 0 || flags & FD_CLOEXEC || fstat(fd, &st) < 0 || !S_ISCHR(st.st_mode) || st.st_rdev >> 8 != 1)
+			continue;
+		for (size_t k = 0; k < sizeof known / sizeof *known; k++) {
+			if ((st.st_rdev & 0xff) != known[k].minor)
+				continue;
+			step_path = known[k].path;
+			fresh = open(known[k].path, (mode & (O_ACCMODE | O_APPEND | O_NONBLOCK)) | O_CLOEXEC | O_NOCTTY);
+			if (fresh < 0 && absent())
+				break;      /* a host without that device; then nothing is shown there either */
+			if (fresh < 0 || dup3(fresh, fd, 0) < 0)
+				return -1;
+			close(fresh);
+		}
 	}
 	return 0;
 }
@@ -815,7 +859,7 @@ static int landlock_rules(void)
 		if (r.kind != K_RULE)
 			continue;
 		step_path = r.s[0];
-		rule.fd = open(r.s[0], O_PATH | O_CLOEXEC);
+		rule.fd = open_target(r.s[0]);
 		if (rule.fd < 0) {
 			if (r.n.a & O_OPTIONAL && absent())
 				continue;
@@ -919,6 +963,7 @@ static int execute(void)
 {
 	int telling = 0, last = ENOENT;
 
+	failure.reached_exec = 1;
 	for (size_t i = 0; candidates[i]; i++) {
 		execve(candidates[i], command_argv, environ);
 		last = errno;
@@ -933,7 +978,7 @@ static int execute(void)
 struct step { const char *name; int (*run)(void); };
 
 static const struct step command_steps[] = {
-	{"close_fds", close_on_exec}, {"session", new_session}, {"landlock_rules", landlock_rules},
+	{"devices", own_devices}, {"close_fds", close_on_exec}, {"session", new_session}, {"landlock_rules", landlock_rules},
 	{"bounding_set", drop_bounding}, {"user", switch_user}, {"capabilities", drop_capabilities},
 	{"landlock", landlock_restrict}, {"rlimits", set_limits}, {"verify", verify}, {"signals", restore_signals},
 	{"seccomp", filter}, {"exec", execute},
@@ -1203,6 +1248,11 @@ static void __attribute__((noreturn)) init_main(void)
 	command_pid = clone(command_main, stack + sizeof stack, CLONE_VM | CLONE_VFORK | SIGCHLD, NULL);
 	if (command_pid < 0)
 		give_up();
+	if (!failure.error && !failure.reached_exec) {
+		/* Killed on its way, by a filter or a limit that the caller's process already had. */
+		failure.error = EINTR;
+		failure.step = step_name;
+	}
 	if (failure.error) {
 		report_failure(failure.is_exec ? M_EXEC_FAILED : M_FAILED, failure.step, failure.error, failure.path);
 		_exit(125);
