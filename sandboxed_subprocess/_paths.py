@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import fnmatch
 import functools
 import os
 import re
@@ -17,6 +18,8 @@ from ._errors import PolicyError
 from ._policy import Glob
 
 if sys.platform != "win32":
+    # Here and not where they are used: after the first command, "import grp" could find a file in the workspace.
+    import pwd
     from fcntl import F_GETFL, fcntl
 
     def _status_flags(fd: int) -> int:
@@ -49,6 +52,17 @@ STARTUP_IN_HOME = """.profile .bashrc .bash_profile .bash_login .bash_logout .ba
     .config/autostart .config/fish .config/environment.d .config/git .local/bin .local/share/systemd bin .gitconfig
     .gitattributes .vimrc .vim .config/nvim .emacs .emacs.d .tmux.conf .config/tmux .screenrc .gdbinit .pythonrc
     .pythonstartup .config/pip .pip .condarc .cargo/config .cargo/config.toml .cargo/bin .config/direnv""".split()
+
+# What of /run, or wherever their links lead, a program needs that runs on this host and not in a container: how names are
+# resolved, and where some distributions keep the running system. Files, and directories without sockets in them.
+SHOWN = (
+    "/etc/resolv.conf",
+    "/etc/hosts",
+    "/etc/localtime",
+    "/etc/nsswitch.conf",
+    "/run/current-system",
+    "/run/opengl-driver",
+)
 
 MAX_DIRECTORIES = 200_000
 """Where the search for nested repositories gives up."""
@@ -119,8 +133,6 @@ def homes(environment_home: str | None, uid: int, other_uid: int | None = None) 
     """Home directories whose secrets matter: by HOME, by the user database, and of the user that `user=` names."""
     found = [environment_home] if environment_home and os.path.isabs(environment_home) else []
     if sys.platform != "win32":
-        import pwd
-
         for number in (uid, other_uid):
             try:
                 if number is not None:
@@ -286,9 +298,11 @@ def read_repository(pointer: str, root: str) -> Repository | None:
     """What a `.git` directory, link or file stands for; None if it is none of these."""
     real = resolve(pointer).real
     if os.path.isdir(real):
-        # A directory in the root is as trusted as the root. One behind a link is only if it lies in the root too.
-        trusted = is_within(real, root)
-        return Repository(pointer, real, _common(real), trusted and is_within(_common(real), root))
+        # A directory in the root is as trusted as the root. One behind a link is only if it lies in the root too, and
+        # where nothing else is protected.
+        common = _common(real)
+        trusted = real == pointer or _may_be_gitdir(real, root)
+        return Repository(pointer, real, common, trusted and (common == real or _may_be_gitdir(common, root)))
     line = _first_line(real)
     if line is None or not line.startswith("gitdir: "):
         return None
@@ -301,7 +315,21 @@ def read_repository(pointer: str, root: str) -> Repository | None:
     linked = (
         os.path.dirname(gitdir) == f"{common}/worktrees" and back is not None and resolve(os.path.join(gitdir, back)).real == real
     )
-    return Repository(pointer, gitdir, common, linked or (is_within(gitdir, root) and is_within(common, root)))
+    return Repository(pointer, gitdir, common, linked or (_may_be_gitdir(gitdir, root) and _may_be_gitdir(common, root)))
+
+
+def _may_be_gitdir(path: str, root: str) -> bool:
+    """A place in the root where a git directory may be named by a file or link that a command could have written: not
+    inside of anything protected, but for the submodules and worktrees of a repository."""
+    if not is_within(path, root) or path == root:
+        return False
+    parts = path[len(root.rstrip("/")) + 1 :].split("/")
+    for number, part in enumerate(parts):
+        if part == GIT and number + 2 < len(parts) and parts[number + 1] in ("modules", "worktrees"):
+            continue
+        if part in PROTECTED_NAMES and not (part == GIT and number == len(parts) - 1):
+            return False
+    return os.path.lexists(f"{path}/HEAD")
 
 
 def _common(gitdir: str) -> str:
@@ -309,31 +337,53 @@ def _common(gitdir: str) -> str:
     return resolve(os.path.join(gitdir, text)).real if text else gitdir
 
 
-def safe_directories(path: str) -> list[str]:
+def safe_directories(path: str, depth: int = 0) -> list[str]:
     """The values of safe.directory in a git configuration file. git itself is not run: its files name programs."""
     found: list[str] = []
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            lines = file.read(1 << 20).splitlines()
+            lines = file.read(1 << 20).replace("\\\n", "").splitlines()
     except OSError:
         return found
     section = ""
     for line in lines:
         line = line.strip()
         if line.startswith("["):
-            section = line.partition("]")[0][1:].strip().lower()
+            head, _, line = line.partition("]")
+            section, line = head[1:].strip().lower(), line.strip()
         name, separator, value = line.partition("=")
-        if section == "safe" and separator and name.strip().lower() == "directory":
-            value = value.strip()
-            if value.startswith('"') and value.endswith('"') and len(value) > 1:
-                value = value[1:-1].replace('\\"', '"').replace("\\\\", "\\")
-            found.append(value)
+        name = name.strip().lower()
+        if separator and (section, name) == ("safe", "directory"):
+            found.append(_git_value(value))
+        elif separator and (section, name) == ("include", "path") and depth < 5:
+            inner = os.path.join(os.path.dirname(path), os.path.expanduser(_git_value(value)))
+            found += safe_directories(inner, depth + 1)
     return found
+
+
+def _git_value(text: str) -> str:
+    """A value of a git configuration file: quotes, escapes and comments taken off (git-config(1), Syntax)."""
+    out = []
+    quoted = False
+    escapes = {"n": "\n", "t": "\t", "b": "\b"}
+    letters = iter(text.strip())
+    for letter in letters:
+        if letter == '"':
+            quoted = not quoted
+        elif letter == "\\":
+            after = next(letters, "")
+            out.append(escapes.get(after, after))
+        elif letter in "#;" and not quoted:
+            return "".join(out).rstrip()
+        else:
+            out.append(letter)
+    return "".join(out)
 
 
 # Inside a git directory, what git executes or follows. Everything else there has to be writable for a commit.
 GIT_EXECUTED = (
-    "config config.worktree hooks info commondir gitdir modules worktrees branches remotes rebase-merge rebase-apply sequencer"
+    "config config.lock config.worktree config.worktree.lock hooks info commondir gitdir modules worktrees branches remotes"
+    " rebase-merge rebase-apply sequencer"
 ).split()
 
 
@@ -357,8 +407,6 @@ def expand_glob(pattern: Glob, roots: Iterable[str], closed: list[str]) -> Itera
 
 
 def _glob(directory: str, parts: list[str], closed: list[str]) -> Iterator[str]:
-    import fnmatch
-
     head, rest = parts[0], parts[1:]
     if head == "**" and not rest:
         yield directory or "/"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import os
+import re
 import stat
 import sys
 import threading
@@ -67,6 +68,9 @@ class Rule:
         access: see `Access`.
         why: what in the policy it comes from.
         pin: the path itself can be neither moved nor replaced from inside.
+        reveals: whether it shows what a denied ("denied") or at least a private ("private") directory hides. What is
+            protected by its name, without being asked, must not become visible by that.
+        hold: the directories that lead to it, from the root on, stay in their places too.
         show: for a denied file: the (size, mode) that it goes on showing, or None.
     """
 
@@ -75,24 +79,35 @@ class Rule:
     why: str
     pin: bool = False
     show: tuple[int, int] | None = None
+    reveals: str = ""
+    hold: bool = False
     # At one and the same path: denied > protected > writable > readable.
     rank: int = 0
 
 
 def deny(path: str, why: str) -> Rule:
-    return Rule(path, Access.DENY, why, rank=3)
+    return Rule(path, Access.DENY, why, hold=why != SOCKET, rank=3)
 
 
-def protect(path: str, why: str) -> Rule:
-    return Rule(path, Access.READ, why, pin=True, rank=2)
+def protect(path: str, why: str, reveals: str = "", hold: bool = False) -> Rule:
+    return Rule(path, Access.READ, why, pin=True, reveals=reveals, hold=hold, rank=2)
 
 
-def writable(path: str, why: str, pin: bool = False) -> Rule:
-    return Rule(path, Access.WRITE, why, pin=pin, rank=1)
+def protect_links(path: str, why: str) -> list[Rule]:
+    """A name that may be a link: each link on the way, and what it leads to, there or not."""
+    found = _paths.resolve(path)
+    return [protect(place, why, hold=True) for place, _ in found.links] + [protect(found.real, why, hold=True)]
+
+
+SOCKET = "unix socket of the host"
+
+
+def writable(path: str, why: str) -> Rule:
+    return Rule(path, Access.WRITE, why, reveals="denied", rank=1)
 
 
 def readable(path: str, why: str) -> Rule:
-    return Rule(path, Access.READ, why, rank=0)
+    return Rule(path, Access.READ, why, reveals="denied", rank=0)
 
 
 def pinned(path: str, why: str) -> Rule:
@@ -160,7 +175,6 @@ class View:
     moved: tuple[tuple[str, str], ...]
     homes: tuple[str, ...]
     features: frozenset[Feature]
-    presence: _paths.Presence
 
 
 @dataclasses.dataclass(frozen=True)
@@ -350,7 +364,7 @@ def _root(path: str, others: Iterable[str]) -> tuple[str, tuple[tuple[str, str],
     if real == "/":
         raise PolicyError("writable root '/': that is no sandbox; name the directories, or use Policy.danger_full_access()")
     for system in ("/proc", "/sys", "/dev"):
-        if _paths.is_within(real, system) and real not in ("/dev", "/dev/shm"):
+        if _paths.is_within(real, system) and real != "/dev" and not _paths.is_within(real, "/dev/shm"):
             raise PolicyError(f"writable root {path!r}: nothing below {system} can be granted")
     try:
         mode = os.stat(real).st_mode
@@ -449,10 +463,8 @@ def _compile_view(policy: Policy, homes: tuple[str, ...]) -> View:
             found = _paths.resolve(_paths.expand_user(item))
             if found.real in roots:
                 raise PolicyError(f"{item!r} in deny_write= is the writable root {found.real!r}: it cannot be both")
-            rules.append(protect(found.real, f"deny_write={item!r}"))
-            for place, _ in found.links:
-                # The link is part of the promise: replaced, the same name would lead to something writable.
-                rules.append(protect(place, f"deny_write={item!r}"))
+            # The links are part of the promise: replaced, the same name would lead to something writable.
+            rules += protect_links(_paths.expand_user(item), f"deny_write={item!r}")
             if found.links:
                 moved.append((item, found.real))
     for home in homes:
@@ -474,7 +486,6 @@ def _compile_view(policy: Policy, homes: tuple[str, ...]) -> View:
         moved=tuple(moved),
         homes=homes,
         features=required_features(policy),
-        presence=_paths.Presence(tuple(rule.path for rule in rules if rule.path not in roots)),
     )
 
 
@@ -491,6 +502,10 @@ def _confined_reads(policy: Policy) -> list[Rule]:
     for name in os.listdir("/var") if os.path.isdir("/var") else ():
         if f"/var/{name}" not in _MINIMAL_VAR and not os.path.islink(f"/var/{name}"):
             rules.append(deny(f"/var/{name}", f"read={policy.read!r}"))
+    for path in _paths.SHOWN:
+        real = _paths.resolve(path).real
+        if os.path.exists(real):
+            rules.append(readable(real, "name resolution and the running system"))
     if not isinstance(policy.read, str):
         for path in policy.read:
             real = _paths.resolve(_paths.expand_user(os.fspath(path))).real
@@ -515,10 +530,22 @@ class _Moment:
     sockets: tuple[str, ...]
     matches: tuple[tuple[str, bool], ...]
     closed: tuple[str, ...]
-    absent: frozenset[str]
 
 
-_composed: dict[int, tuple[_Moment, Composition]] = {}
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Composed:
+    """What follows from a view and a moment, and which of its paths are there."""
+
+    view: View
+    moment: _Moment
+    rules: tuple[Rule, ...]
+    directories: tuple[tuple[str, frozenset[str]], ...]
+    files: tuple[tuple[str, bytes], ...]
+    notes: tuple[str, ...]
+    presence: _paths.Presence
+
+
+_composed: dict[int, tuple[_Composed, Composition]] = {}
 
 
 def observe(view: View) -> tuple[_Moment, tuple[tuple[str, tuple[int, int]], ...]]:
@@ -557,14 +584,28 @@ def observe(view: View) -> tuple[_Moment, tuple[tuple[str, tuple[int, int]], ...
             )
         if root in search.closed:
             raise PolicyError(f"writable root {root!r} cannot be listed, and so not be protected; chmod u+rx it")
-    return _Moment(searches, sockets, tuple(matches), tuple(closed), view.presence.absent()), tuple(pins)
+    return _Moment(searches, sockets, tuple(matches), tuple(closed)), tuple(pins)
 
 
 def compose(view: View, moment: _Moment) -> Composition:
-    """The rules of a view at one moment. The last composition of each view is kept."""
+    """The rules of a view at one moment. The last composition of each view is kept, as long as it is true."""
     known = _composed.get(id(view))
-    if known is not None and known[1].view is view and known[0] == moment:
+    base = known[0] if known is not None and known[0].view is view and known[0].moment == moment else None
+    if base is None:
+        base = _compose(view, moment)
+        known = None
+    absent = base.presence.absent()
+    if known is not None and known[1].absent == absent:
         return known[1]
+    watch = _watch(view, base.rules, absent, base.directories)
+    result = Composition(view, base.rules, absent, watch, base.files, base.notes)
+    if len(_composed) > 256:
+        _composed.clear()
+    _composed[id(view)] = (base, result)
+    return result
+
+
+def _compose(view: View, moment: _Moment) -> _Composed:
     policy = view.policy
     rules = list(view.rules)
     directories: list[tuple[str, frozenset[str]]] = []
@@ -577,16 +618,14 @@ def compose(view: View, moment: _Moment) -> Composition:
                 if policy.git != "writable":
                     rules += _git_rules(path, kind, root, policy.git == "commit", directories)
             else:
-                rules.append(protect(path, "protected name"))
-                if kind == "link":
-                    rules.append(protect(_paths.resolve(path).real, "protected name"))
+                rules += protect_links(path, "protected name") if kind == "link" else [protect(path, "protected name")]
         # Its owner could open it again, and then change what was not found in it.
         rules += [protect(path, "a directory that cannot be searched") for path in search.closed]
     for path, denied in moment.matches:
-        real = _paths.resolve(path).real
-        rules.append(deny(real, "deny_read= pattern") if denied else protect(real, "deny_write= pattern"))
-        if not denied and real != path:
-            rules.append(protect(path, "deny_write= pattern"))
+        if denied:
+            rules.append(deny(_paths.resolve(path).real, "deny_read= pattern"))
+        else:
+            rules += protect_links(path, "deny_write= pattern")
     rules += [deny(path, "deny_read= pattern, and it cannot be searched") for path in moment.closed]
     allowed = {_paths.resolve(_paths.expand_user(os.fspath(p))).real for p in policy.unix_sockets}
     for path in moment.sockets:
@@ -594,7 +633,7 @@ def compose(view: View, moment: _Moment) -> Composition:
         if found not in allowed:
             rules.append(deny(found, SOCKET))
     for path in allowed:
-        rules.append(Rule(path, Access.WRITE, "unix_sockets=", rank=1))
+        rules.append(writable(path, "unix_sockets="))
     rules, files = _git_aware_denials(rules, view.roots)
     ordered = sort_rules([*rules, *_pins(view, rules)])
     notes = tuple(
@@ -602,15 +641,9 @@ def compose(view: View, moment: _Moment) -> Composition:
         for root, search in zip(view.roots, moment.searches)
         if not search.complete
     )
-    watch = _watch(view, ordered, moment.absent, directories)
-    result = Composition(view, ordered, moment.absent, watch, files, notes)
-    if len(_composed) > 256:
-        _composed.clear()
-    _composed[id(view)] = (moment, result)
-    return result
-
-
-SOCKET = "unix socket of the host"
+    # Roots are looked at by themselves, and a socket may go at any time.
+    looked_at = tuple(rule.path for rule in ordered if rule.path not in view.roots and rule.why != SOCKET)
+    return _Composed(view, moment, ordered, tuple(directories), files, notes, _paths.Presence(looked_at))
 
 
 def _pins(view: View, rules: Iterable[Rule]) -> list[Rule]:
@@ -618,8 +651,7 @@ def _pins(view: View, rules: Iterable[Rule]) -> list[Rule]:
     secret, mask and all, to a name that the next run's policy does not know."""
     found: dict[str, Rule] = {}
     for rule in rules:
-        asked = rule.access is Access.DENY and rule.why != SOCKET
-        if not asked and not rule.why.startswith("deny_write="):
+        if not rule.hold:
             continue
         root = next((r for r in view.roots if _paths.is_within(rule.path, r) and r != rule.path), None)
         above = os.path.dirname(rule.path)
@@ -644,32 +676,28 @@ def _watch(
 def _git_rules(
     path: str, kind: str, root: str, commit: bool, directories: list[tuple[str, frozenset[str]]]
 ) -> list[Rule]:
+    why = "git repository"
+    pointer = protect_links(path, why) if kind == "link" else [protect(path, why)]
     repository = _paths.read_repository(path, root) if commit or kind != "dir" else None
     if repository is None:
         # A plain directory; or a file or dangling link that git would not follow, but could be made to.
-        return [protect(path, "git repository")]
+        return pointer
+    places = dict.fromkeys((repository.gitdir, repository.common))
     if not commit or not repository.trusted:
-        found = [protect(path, "git repository")]
-        for place in dict.fromkeys((repository.gitdir, repository.common)):
-            found.append(protect(place, "git repository"))
-        return found
+        # A linked worktree below /tmp has its repository there too; git needs to see it.
+        shown = "private" if repository.trusted else ""
+        return [*pointer, *(protect(place, why, shown, hold=kind != "dir") for place in places)]
     # Lock files are made beside what they lock, so the git directory itself has to be writable; what git executes or
     # follows in it is read-only where it exists, and put out of action at the end where it appeared.
-    rules = [writable(repository.gitdir, "git='commit'", pin=True)]
-    if repository.pointer != repository.gitdir:
-        rules.append(protect(repository.pointer, "git repository"))
-    if repository.common != repository.gitdir:
-        for name in ("objects", "refs", "logs"):
-            place = f"{repository.common}/{name}"
-            if os.path.isdir(place):
-                rules.append(writable(place, "git='commit'"))
-    present = set()
-    for name in _paths.GIT_EXECUTED:
-        place = f"{repository.gitdir}/{name}"
-        if os.path.lexists(place):
-            present.add(name)
-            rules.append(protect(place, "git configuration and hooks"))
-    directories.append((repository.gitdir, frozenset(_paths.GIT_EXECUTED) - present))
+    rules = [rule for rule in pointer if rule.path not in places]
+    for place in places:
+        rules.append(Rule(place, Access.WRITE, "git='commit'", pin=True, reveals="private", hold=kind != "dir", rank=1))
+        present = set()
+        for name in _paths.GIT_EXECUTED:
+            if os.path.lexists(f"{place}/{name}"):
+                present.add(name)
+                rules.append(protect(f"{place}/{name}", "git configuration and hooks"))
+        directories.append((place, frozenset(_paths.GIT_EXECUTED) - present))
     return rules
 
 
@@ -695,11 +723,19 @@ def _git_aware_denials(rules: list[Rule], roots: tuple[str, ...]) -> tuple[list[
             if top and st:
                 rule = dataclasses.replace(rule, show=(st.st_size, st.st_mode & 0o111 | 0o444))
                 name = os.path.relpath(rule.path, top)
-                if not any(c in name for c in '"\\*?[\n\t !#'):
-                    lines.append(f"/{name} filter=sandboxed-subprocess")
+                lines.append(f"{_git_pattern(name)} filter=sandboxed-subprocess")
         out.append(rule)
     content = "".join(f"{line}\n" for line in dict.fromkeys(lines)).encode("utf-8", "surrogateescape")
     return out, ((GIT_ATTRIBUTES, content),) if lines else ()
+
+
+def _git_pattern(name: str) -> str:
+    """A pattern of gitattributes(5) that matches exactly this path from the top of the worktree."""
+    pattern = "/" + re.sub(r"([\\*?\[])", r"\\\1", name)
+    if not re.search(r'[\s"\\\x00-\x1f]', pattern):
+        return pattern
+    quoted = pattern.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")
+    return f'"{quoted}"'
 
 
 def _worktree(path: str, root: str) -> str | None:
@@ -735,7 +771,7 @@ def compile_plan(view: View, command: Command, visible: dict[str, str], dropped:
     known = _surroundings
     if known is None or known[0] is not composition or known[1] is not visible:
         environ = dict(visible)
-        directories = _settle_directories(view, environ, inherits)
+        directories = _settle_directories(composition, environ, inherits)
         _git_settings(composition, environ)
         encoded = {os.fsencode(name): os.fsencode(value) for name, value in environ.items()}
         known = (composition, visible, Surroundings(encoded, directories))
@@ -744,12 +780,12 @@ def compile_plan(view: View, command: Command, visible: dict[str, str], dropped:
     return Plan(composition, command, pins, known[2], dropped)
 
 
-def _settle_directories(view: View, environ: dict[str, str], inherits: bool) -> tuple[str, ...]:
+def _settle_directories(composition: Composition, environ: dict[str, str], inherits: bool) -> tuple[str, ...]:
     """TMPDIR and XDG_RUNTIME_DIR name directories that exist inside and can be written, or nothing at all."""
+    view = composition.view
     wanted: list[str] = []
     run = next((area for area in view.private if area.endswith("run")), None)
     areas = [area for area in view.private if area.endswith("tmp")]
-    usable = [*view.roots, *(("/tmp", "/var/tmp") if view.policy.tmp == "shared" else ())]
     default = (areas[0] if areas else "/dev/shm") if view.private_writable and view.policy.tmp != "shared" else None
     for name in ("TMPDIR", "TEMP", "TMP"):
         value = environ.get(name)
@@ -758,9 +794,10 @@ def _settle_directories(view: View, environ: dict[str, str], inherits: bool) -> 
                 environ[name] = default
             continue
         real = _paths.resolve(value).real if os.path.isabs(value) else value
-        if any(_paths.is_within(real, root) for root in usable):
+        rule = composition.decide(real)
+        if rule is not None and rule.access is Access.WRITE and os.path.isdir(real):
             continue
-        if view.private_writable and any(_paths.is_within(real, area) for area in areas):
+        if view.private_writable and any(_paths.is_within(real, area) for area in areas) and rule is None:
             if real not in areas:
                 wanted.append(real)
         elif default:
@@ -768,9 +805,12 @@ def _settle_directories(view: View, environ: dict[str, str], inherits: bool) -> 
         else:
             del environ[name]
     value = environ.get("XDG_RUNTIME_DIR")
-    if value is not None and not any(_paths.is_within(value, root) for root in view.roots):
+    if value is not None:
         real = _paths.resolve(value).real if os.path.isabs(value) else ""
-        if run and view.private_writable and _paths.is_within(real, run) and real != run:
+        rule = composition.decide(real) if real else None
+        if rule is not None and rule.access is Access.WRITE and os.path.isdir(real):
+            pass
+        elif run and view.private_writable and _paths.is_within(real, run) and real != run:
             wanted.append(real)
         else:
             del environ["XDG_RUNTIME_DIR"]

@@ -65,6 +65,9 @@ class Popen(subprocess.Popen[AnyStr], Generic[AnyStr]):
         chosen = resolve_policy(policy)
         if chosen.unconfined:
             self._unconfined = True
+            # Now, not in kill(): by then, a command may have put a psutil.py into the current directory.
+            import psutil  # noqa: F401
+
             self.sandbox = Report(enforcement=Enforcement.NONE)
             super().__init__(args, **options)
             self.sandbox.pid = self.pid

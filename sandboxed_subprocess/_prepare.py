@@ -21,6 +21,10 @@ from ._launch import Launch
 from ._plan import Command, View, compile_plan, compile_view
 from ._policy import Policy
 
+if sys.platform != "win32":
+    import grp
+    import pwd
+
 # -- which policy -------------------------------------------------------------------------------------------------------
 
 _context: contextvars.ContextVar[Policy | None] = contextvars.ContextVar("sandboxed_subprocess.policy", default=None)
@@ -174,10 +178,9 @@ def _identity(options: dict[str, Any]) -> tuple[int | None, int | None, tuple[in
     the launcher as the last thing. Otherwise they stay with Popen, whose errors are the right ones."""
     if sys.platform == "win32" or os.geteuid() != 0 or options.get("preexec_fn") is not None:
         return None, None, None
-    import grp
-    import pwd
-
     group, extra, user = options.pop("group", None), options.pop("extra_groups", None), options.pop("user", None)
+    if group is extra is user is None:
+        return None, None, None
     gid = None if group is None else _number(group, "Group", lambda n: grp.getgrnam(n).gr_gid)
     if isinstance(extra, str):
         raise TypeError("Groups must be a list, not a string")

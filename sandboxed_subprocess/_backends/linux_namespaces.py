@@ -40,10 +40,6 @@ _GRACE_MS = 200
 _RLIMIT_CORE = 4
 _INFINITY = (1 << 64) - 1
 
-# What of /run a program needs that runs on this host and not in a container: how names are resolved, and where some
-# distributions keep the running system. Files, and directories without sockets in them.
-_SHOWN = ("/etc/resolv.conf", "/etc/hosts", "/etc/localtime", "/etc/nsswitch.conf", "/run/current-system", "/run/opengl-driver")
-
 
 def _record(kind: int, a: int = 0, b: int = 0, c: int = 0, d: int = 0, *texts: bytes, raw: bytes = b"") -> bytes:
     tail = b"".join(text + b"\0" for text in texts) + raw
@@ -230,7 +226,7 @@ def _furnish(v: _View, areas: list[str]) -> None:
         above, area = v.governing(path)
         if area == "private" and above in areas:
             v.link(v.inside[above] + path[len(above) :], text)
-    for path in _SHOWN:
+    for path in _paths.SHOWN:
         # A link from /etc into /run is common (systemd-resolved); what it leads to has to stay.
         real = _paths.resolve(path).real
         above, area = v.governing(real)
@@ -295,10 +291,14 @@ def _render_rule(v: _View, rule: Rule, pins: dict[str, tuple[int, int]], has_chi
             # beside this one perhaps, to where no mask would be.
             flags = OPTIONAL if rule.why == SOCKET else 0
             v.mounts.append(_record(_MASK, flags, 0, 0, 0, b".sandbox/none", b".sandbox/empty", os.fsencode(path)))
+    elif (area == "mask" and rule.reveals != "denied") or (area == "private" and not rule.reveals):
+        return
     elif rule.access is Access.WRITE:
+        if path in v.plan.composition.absent:
+            return
         if area == "rw" and rule.pin:
             v.mounts.append(_record(_PROTECT, 0, 0, 0, 0, os.fsencode(path)))
-        elif area != "rw" or path in pins:
+        elif area != "rw":
             kind = _kind(path)
             pin = pins.get(path)
             if kind == 0:
