@@ -95,8 +95,10 @@ def _pyseccomp() -> Any:
 
 
 @functools.lru_cache(64)
-def compile_filter(exceptions: tuple[str, ...] = ()) -> bytes:
+def compile_filter(exceptions: tuple[str, ...] = (), notify_connect: bool = False) -> bytes:
     """A BPF program: an array of struct sock_filter (linux/filter.h) in native byte order.
+
+    With `notify_connect`, connect() is handed to the holder of the filter's listener.
 
     Raises:
         Missing: libseccomp cannot be loaded.
@@ -137,6 +139,8 @@ def compile_filter(exceptions: tuple[str, ...] = ()) -> bytes:
         for name, fallback in ABSENT_UNLESS_EXCEPTED.items():
             refuse(enosys, name, fallback=fallback)
 
+    if notify_connect:
+        refuse(scmp.NOTIFY, "connect")
     for flag in NAMESPACES:
         refuse(eperm, "clone", equal(0, flag, flag))
         refuse(eperm, "unshare", equal(0, flag, flag))

@@ -10,6 +10,7 @@ import sys
 
 assert sys.platform == "linux"
 
+import errno
 import fcntl
 import functools
 import os
@@ -20,7 +21,7 @@ import subprocess
 from collections.abc import Iterable
 
 from .. import _native, _paths
-from .._errors import Missing
+from .._errors import Missing, SandboxSetupError
 from .._plan import SOCKET, Access, Command, Composition, Feature, Plan, Rule
 from .._policy import Limits
 from .._report import Report
@@ -31,8 +32,8 @@ from ._seccomp import compile_filter
 _HEADER = struct.Struct("=8sIIiIIIIIQQQQ24s24s")
 _RECORD = struct.Struct("=IIIIQQ")
 (_ARGV0, _EXEC, _KEEP, _GROUP, _RLIMIT, _FILTER, _SOURCE, _BASE, _MKDIR, _FILE, _LINK, _TBIND, _ATTACH, _PROTECT,
- _PROC, _DEVPTS, _RULE, _MASK, _SEAL, _ALIAS) = range(1, 21)  # fmt: skip
-_NETNS, _UID, _GID, _GROUPS, _SETSID, _SETPGID = 1, 2, 4, 8, 16, 32
+ _PROC, _DEVPTS, _RULE, _MASK, _SEAL, _ALIAS, _SOCKET) = range(1, 22)  # fmt: skip
+_NETNS, _UID, _GID, _GROUPS, _SETSID, _SETPGID, _LISTENER = 1, 2, 4, 8, 16, 32, 64
 READONLY, OPTIONAL, DEVICES, PINNED, FLAT = 1, 2, 8, 16, 32
 
 _DEVICES = ("null", "zero", "full", "urandom", "tty")
@@ -203,6 +204,9 @@ def render_view(plan: Plan, ll: Landlock) -> tuple[bytes, int]:
         else:
             v.bind(place, path, READONLY)
         _furnish(v, [path])
+    for path in view.policy.unix_sockets:
+        real = _paths.resolve(_paths.expand_user(os.fspath(path))).real
+        v.mounts.append(_record(_SOCKET, 0, 0, 0, 0, os.fsencode(real)))
     if view.tmp_source is not None:
         # Last, so that the second name shows the same masks and protections as the first.
         for area in sorted(areas, key=lambda area: _paths.is_within(str(view.tmp_source), area)):
@@ -329,7 +333,7 @@ class Namespaces:
     name = "namespaces"
     kind = "LinuxNamespaces"
 
-    def __init__(self, launcher: str, ll: Landlock) -> None:
+    def __init__(self, launcher: str, ll: Landlock, no_listener: str = "") -> None:
         self._launcher = launcher
         self._landlock = ll
         self._rendered: dict[int, tuple[Composition, tuple[object, ...], bytes, int]] = {}
@@ -339,7 +343,6 @@ class Namespaces:
             Feature.READ_RULES,
             Feature.PROTECTED_PATHS,
             Feature.PRIVATE_TMP,
-            Feature.UNIX_SOCKETS,
             Feature.NETWORK_NONE,
             Feature.NO_PRIVILEGES,
             Feature.PROCESSES,
@@ -363,6 +366,12 @@ class Namespaces:
             self.why_not[Feature.SYSTEM_CALLS] = f"{missing.reason}. {missing.advice}"
         else:
             found.add(Feature.SYSTEM_CALLS)
+        # Masks cover the sockets that are known at the launch; those made later are refused where connect() is notified.
+        self._listens = Feature.SYSTEM_CALLS in found and not no_listener
+        if self._listens:
+            found.add(Feature.UNIX_SOCKETS)
+        else:
+            self.why_not[Feature.UNIX_SOCKETS] = no_listener or "connect() cannot be watched without the filter"
         self.features = frozenset(found)
         self._filters = Feature.SYSTEM_CALLS in found
 
@@ -385,7 +394,7 @@ class Namespaces:
         command = plan.command
         body = [known[2]]
         if self._filters:
-            body.append(_filter_record(tuple(policy.syscall_exceptions)))
+            body.append(_filter_record(tuple(policy.syscall_exceptions), self._listens))
         body.append(_command_records(command, policy.limits))
         fds: list[int] = []
         channel = child = None
@@ -395,7 +404,7 @@ class Namespaces:
             channel, child = _socket_pair()
             limit = policy.limits.memory_bytes
             text = _header(
-                b"".join(body), child.fileno(), _flags(plan), command, known[3], policy.limits.wall_seconds,
+                b"".join(body), child.fileno(), _flags(plan) | (_LISTENER if self._listens else 0), command, known[3], policy.limits.wall_seconds,
                 (ll.write, 0, ll.scoped), f"{limit}" if limit else "25%",
             )  # fmt: skip
             _write_all(fds[1], text)
@@ -470,8 +479,8 @@ def _header(
 
 
 @functools.lru_cache(64)
-def _filter_record(exceptions: tuple[str, ...]) -> bytes:
-    program = compile_filter(exceptions)
+def _filter_record(exceptions: tuple[str, ...], notify_connect: bool) -> bytes:
+    program = compile_filter(exceptions, notify_connect)
     return _record(_FILTER, 0, 0, len(program), 0, raw=program)
 
 
@@ -497,38 +506,60 @@ def detect() -> Namespaces:
     """
     launcher = _native.locate()
     ll = landlock()
-    probe = Namespaces(launcher, ll)
+    found = Namespaces(launcher, ll)
+    failure = _try(found, launcher, ll)
+    if failure is not None and failure.step == "seccomp" and failure.errno == errno.EBUSY:
+        # One filter of a process can have a listener, and something around us has it: a container runtime.
+        found = Namespaces(launcher, ll, "the calling process already has a seccomp listener (EBUSY)")
+        failure = _try(found, launcher, ll)
+    if failure is not None:
+        raise Missing(str(failure))
+    return found
+
+
+def _try(backend: Namespaces, launcher: str, ll: Landlock) -> SandboxSetupError | None:
+    """None if it works, or what failed.
+
+    Raises:
+        Missing: nothing can be said, this time.
+    """
     body = [_record(_BASE, 0, 0, 0, 0, b"/dev"), _record(_PROC, READONLY)]
     body += [_record(_ARGV0, 0, 0, 0, 0, b"sandboxed-subprocess-probe"), _record(_EXEC, 0, 0, 0, 0, os.fsencode(launcher))]
-    if Feature.SYSTEM_CALLS in probe.features:
-        body.append(_filter_record(()))
-    channel, child = _socket_pair()
-    plan_fd = _above_stdio(os.memfd_create("plan", os.MFD_CLOEXEC))
+    if backend._filters:
+        body.append(_filter_record((), backend._listens))
+    flags = _NETNS | (_LISTENER if backend._listens else 0)
     try:
+        channel, child = _socket_pair()
+    except OSError as error:
+        raise Missing(f"the launcher could not be tried ({error})", transient=True) from None
+    plan_fd = -1
+    try:
+        plan_fd = _above_stdio(os.memfd_create("plan", os.MFD_CLOEXEC))
         command = Command((b"probe",), ())
-        _write_all(plan_fd, _header(b"".join(body), child.fileno(), _NETNS, command, 0, None, (ll.write, 0, ll.scoped), "1m"))
-        try:
-            status = subprocess.Popen(
-                [b"sandboxed-subprocess %d" % plan_fd],
-                executable=launcher,
-                env={},
-                cwd="/",
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=(plan_fd, child.fileno()),
-            ).wait(10)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise Missing(f"the launcher does not run ({error})", transient=True) from None
+        header = _header(b"".join(body), child.fileno(), flags, command, 0, None, (ll.write, 0, ll.scoped), "1m")
+        _write_all(plan_fd, header)
+        status = subprocess.Popen(
+            [b"sandboxed-subprocess %d" % plan_fd],
+            executable=launcher,
+            env={},
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(plan_fd, child.fileno()),
+        ).wait(10)
         child.close()
         record = channel.recv(8192)
-        if status != 0 or record[:4] != struct.pack("=I", 1):
-            if len(record) >= 40 and record[:4] == struct.pack("=I", 2):
-                number = struct.unpack_from("=i", record, 4)[0]
-                raise Missing(str(setup_error(record[8:40].rstrip(b"\0").decode(), number, os.fsdecode(record[40:]) or None)))
-            raise Missing(f"the launcher ended with {status} in a trial", transient=status < 0)
-        return probe
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Missing(f"the launcher does not run ({error})", transient=True) from None
     finally:
-        os.close(plan_fd)
+        if plan_fd >= 0:
+            os.close(plan_fd)
         channel.close()
         child.close()
+    if status == 0 and record[:4] == struct.pack("=I", 1):
+        return None
+    if len(record) >= 40 and record[:4] == struct.pack("=I", 2):
+        number = struct.unpack_from("=i", record, 4)[0]
+        return setup_error(record[8:40].rstrip(b"\0").decode(), number, os.fsdecode(record[40:]) or None)
+    raise Missing(f"the launcher ended with {status} in a trial", transient=status < 0)

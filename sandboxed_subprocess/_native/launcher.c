@@ -38,7 +38,10 @@
 #include <sys/stat.h>
 #include <sys/statfs.h>
 #include <sys/syscall.h>
+#include <sys/sysmacros.h>
 #include <sys/time.h>
+#include <sys/uio.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -49,7 +52,7 @@
 /* ---- kernel interface, by number (include/uapi/linux) -------------------------------------------------------- */
 
 enum {
-	NR_pidfd_open = 434, NR_close_range = 436, NR_openat2 = 437,
+	NR_pidfd_open = 434, NR_pidfd_getfd = 438, NR_close_range = 436, NR_openat2 = 437,
 	NR_open_tree = 428, NR_move_mount = 429, NR_fsopen = 430, NR_fsconfig = 431, NR_fsmount = 432,
 	NR_mount_setattr = 442,
 	NR_landlock_create_ruleset = 444, NR_landlock_add_rule = 445, NR_landlock_restrict_self = 446,
@@ -70,6 +73,10 @@ enum {
 #define RESOLVE_NO_MAGICLINKS_ 0x02u
 #define RESOLVE_NO_SYMLINKS_ 0x04u
 #define SECCOMP_SET_MODE_FILTER_ 1u
+#define SECCOMP_FILTER_FLAG_NEW_LISTENER_ 8u
+#define SECCOMP_IOCTL_NOTIF_RECV_ 0xc0502100ul
+#define SECCOMP_IOCTL_NOTIF_SEND_ 0xc0182101ul
+#define SECCOMP_IOCTL_NOTIF_ID_VALID_ 0x40082102ul
 #define LANDLOCK_RULE_PATH_BENEATH_ 1u
 #define LL_WRITE_FILE (1ull << 1)
 #define LL_TRUNCATE (1ull << 14)
@@ -92,6 +99,10 @@ struct landlock_attr { uint64_t fs, net, scoped; };
 struct landlock_path { uint64_t access; int32_t fd; } __attribute__((packed));
 struct cap_header { uint32_t version; int pid; };
 struct cap_data { uint32_t effective, permitted, inheritable; };
+struct notification { uint64_t id; uint32_t pid, flags; int32_t nr; uint32_t arch; uint64_t ip, args[6]; };
+struct answer { uint64_t id; int64_t value; int32_t error; uint32_t flags; };
+struct netlink_header { uint32_t length; uint16_t type, flags; uint32_t sequence, port; };
+struct unix_request { uint8_t family, protocol; uint16_t pad; uint32_t states, inode, show, cookie[2]; };
 struct bpf_program { unsigned short length; const void *filter; };
 
 /* ---- the plan ------------------------------------------------------------------------------------------------ */
@@ -111,11 +122,11 @@ struct header {
 	char tmpfs_size[24], tmpfs_inodes[24];
 };
 
-enum { F_NETNS = 1, F_UID = 2, F_GID = 4, F_GROUPS = 8, F_SETSID = 16, F_SETPGID = 32, F_PTRACE = 64 };
+enum { F_NETNS = 1, F_UID = 2, F_GID = 4, F_GROUPS = 8, F_SETSID = 16, F_SETPGID = 32, F_LISTENER = 64 };
 
 enum kind {
 	K_ARGV0 = 1, K_EXEC, K_KEEP, K_GROUP, K_RLIMIT, K_FILTER,
-	K_SOURCE, K_BASE, K_MKDIR, K_FILE, K_LINK, K_TBIND, K_ATTACH, K_PROTECT, K_PROC, K_DEVPTS, K_RULE, K_MASK, K_SEAL, K_ALIAS,
+	K_SOURCE, K_BASE, K_MKDIR, K_FILE, K_LINK, K_TBIND, K_ATTACH, K_PROTECT, K_PROC, K_DEVPTS, K_RULE, K_MASK, K_SEAL, K_ALIAS, K_SOCKET,
 	K_COUNT
 };
 
@@ -125,7 +136,7 @@ static const struct { unsigned char strings, raw; } shape[K_COUNT] = {
 	[K_ARGV0] = {1, 0}, [K_EXEC] = {1, 0}, [K_KEEP] = {0, 0}, [K_GROUP] = {0, 0}, [K_RLIMIT] = {0, 0},
 	[K_FILTER] = {0, 1}, [K_SOURCE] = {1, 0}, [K_BASE] = {1, 0}, [K_MKDIR] = {1, 0}, [K_FILE] = {1, 1},
 	[K_LINK] = {2, 0}, [K_TBIND] = {2, 0}, [K_ATTACH] = {1, 0}, [K_PROTECT] = {1, 0}, [K_PROC] = {0, 0},
-	[K_DEVPTS] = {1, 0}, [K_RULE] = {1, 0}, [K_MASK] = {3, 0}, [K_SEAL] = {1, 0}, [K_ALIAS] = {2, 0},
+	[K_DEVPTS] = {1, 0}, [K_RULE] = {1, 0}, [K_MASK] = {3, 0}, [K_SEAL] = {1, 0}, [K_ALIAS] = {2, 0}, [K_SOCKET] = {1, 0},
 };
 struct record {
 	enum kind kind;
@@ -952,6 +963,8 @@ static int restore_signals(void)
 	return sigprocmask(SIG_SETMASK, &original_mask, NULL);
 }
 
+static int listener_fd = -1;               /* where connect() is answered; written by the command, used by init */
+
 static int filter(void)
 {
 	struct record r;
@@ -959,8 +972,13 @@ static int filter(void)
 	FOR_EACH_RECORD(r)
 		if (r.kind == K_FILTER) {
 			struct bpf_program p = {(unsigned short)(r.raw_length / 8), r.raw};
-			if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER_, 0, &p) < 0)
+			unsigned flags = plan->flags & F_LISTENER ? SECCOMP_FILTER_FLAG_NEW_LISTENER_ : 0;
+			long fd = syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER_, flags, &p);
+			if (fd < 0)
 				return -1;
+			/* The table of descriptors is shared with init until the exec, which closes this one here only. */
+			if (flags)
+				listener_fd = (int)fd;
 		}
 	return 0;
 }
@@ -1063,7 +1081,8 @@ static void only_keep(int *fds, size_t n)
 	for (size_t i = 0; i < n; i++) {
 		if (sorted[i] > from)
 			syscall(NR_close_range, from, sorted[i] - 1, 0);
-		from = sorted[i] + 1;
+		if (sorted[i] + 1 > from)
+			from = sorted[i] + 1;
 	}
 	syscall(NR_close_range, from, ~0u, 0);
 }
@@ -1143,6 +1162,289 @@ static void forward(const int32_t *request)
 	}
 }
 
+/* ---- init: connect() is made here -------------------------------------------------------------------------------------
+ *
+ * A socket that the host binds after the launch has no mask, and neither a read-only mount nor a network namespace stops
+ * a connect() to it; Landlock does from ABI 9. So connect() is a notified call (man 2 seccomp_unotify): init copies the
+ * address, takes a copy of the socket, decides, and makes the call itself. It never tells the kernel to go on with the
+ * caller's own call: by then another thread could have put another socket or address in its place.
+ */
+
+enum { PENDING = 64 };
+struct pending { uint64_t id; int fd, flags; int at_file; socklen_t length; struct sockaddr_storage address; };
+static struct pending pending[PENDING];    /* blocking calls that are not done; fd 0 marks a free place */
+static size_t pending_count;
+static struct { dev_t dev; ino_t ino; } granted[32];      /* sockets of the host that the policy names */
+static size_t granted_count;
+
+static void find_granted(void)
+{
+	struct record r;
+	struct stat st;
+
+	FOR_EACH_RECORD(r)
+		if (r.kind == K_SOCKET && granted_count < sizeof granted / sizeof *granted && lstat(r.s[0], &st) == 0) {
+			granted[granted_count].dev = st.st_dev;
+			granted[granted_count++].ino = st.st_ino;
+		}
+}
+
+static void answer(uint64_t id, int error)
+{
+	struct answer a = {.id = id, .error = -error};
+
+	/* ENOENT: the caller was interrupted or is gone. */
+	(void)ioctl(listener_fd, SECCOMP_IOCTL_NOTIF_SEND_, &a);
+}
+
+/* Whether a socket file was bound in this network namespace, which only processes of the sandbox are in. Asked of the
+ * kernel by device and inode (man 7 sock_diag): names can be relative, or have been moved onto something else. */
+static int bound_inside(const struct stat *st)
+{
+	static char buffer[32768] __attribute__((aligned(8)));
+	struct { struct netlink_header head; struct unix_request body; } request;
+	uint32_t device = major(st->st_dev) << 20 | minor(st->st_dev);
+	int s = socket(16 /* AF_NETLINK */, SOCK_RAW | SOCK_CLOEXEC, 4 /* NETLINK_SOCK_DIAG */), found = 0;
+	const struct timeval patience = {2, 0};
+
+	if (s < 0)
+		return 0;
+	setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+	memset(&request, 0, sizeof request);
+	request.head.length = sizeof request;
+	request.head.type = 20;            /* SOCK_DIAG_BY_FAMILY */
+	request.head.flags = 0x301;        /* NLM_F_REQUEST | NLM_F_DUMP */
+	request.body.family = AF_UNIX;
+	request.body.states = ~0u;
+	request.body.show = 2;             /* UDIAG_SHOW_VFS */
+	if (send(s, &request, sizeof request, 0) != sizeof request)
+		goto out;
+	for (;;) {
+		ssize_t n = recv(s, buffer, sizeof buffer, 0), at = 0;
+
+		if (n <= 0)
+			goto out;
+		while (n - at >= (ssize_t)sizeof(struct netlink_header)) {
+			struct netlink_header head;
+			ssize_t end, attribute;
+
+			memcpy(&head, buffer + at, sizeof head);
+			if (head.type != 20 || head.length < sizeof head || head.length > n - at)
+				goto out;      /* done, or an error */
+			end = at + (ssize_t)head.length;
+			for (attribute = at + (ssize_t)sizeof head + 16; end - attribute >= 12;) {
+				uint16_t a[2];
+				uint32_t v[2];
+
+				memcpy(a, buffer + attribute, sizeof a);
+				memcpy(v, buffer + attribute + 4, sizeof v);
+				if (a[1] == 1 && v[0] == (uint32_t)st->st_ino && v[1] == device)      /* UNIX_DIAG_VFS */
+					found = 1;
+				if (a[0] < 4)
+					break;
+				attribute += (a[0] + 3) & ~3;
+			}
+			at += (ssize_t)((head.length + 3) & ~3u);
+		}
+	}
+out:
+	close(s);
+	return found;
+}
+
+static int allowed_socket(const struct stat *st)
+{
+	struct stat own;
+
+	for (size_t i = 0; i < granted_count; i++)
+		if (granted[i].dev == st->st_dev && granted[i].ino == st->st_ino)
+			return 1;
+	if (plan->flags & F_NETNS)
+		return bound_inside(st);
+	/* In the host's network namespace everything is listed; only what lies in the sandbox's own tmpfs is its own. */
+	return fstat(tmpfs_fd, &own) == 0 && own.st_dev == st->st_dev;
+}
+
+/* Resolves a socket's path as its caller would, and makes an address of the very file that was found.
+ * Returns a descriptor that has to stay open until the call is made, or -1 with errno. */
+static int pin_address(pid_t tid, struct sockaddr_storage *address, socklen_t *length)
+{
+	struct sockaddr_un *name = (struct sockaddr_un *)address;
+	char path[sizeof name->sun_path + 1], cwd_path[64];
+	size_t room = *length - offsetof(struct sockaddr_un, sun_path);
+	int directory, fd, saved;
+	struct stat st;
+
+	if (room > sizeof name->sun_path)
+		room = sizeof name->sun_path;
+	memcpy(path, name->sun_path, room);
+	path[room] = 0;
+	snprintf(cwd_path, sizeof cwd_path, "/proc/%d/cwd", (int)tid);
+	directory = open(cwd_path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	if (directory < 0)
+		return -1;
+	fd = openat(directory, path, O_PATH | O_CLOEXEC);
+	saved = errno;
+	close(directory);
+	errno = saved;
+	if (fd < 0)
+		return -1;
+	if (fstat(fd, &st) < 0 || (S_ISSOCK(st.st_mode) && !allowed_socket(&st))) {
+		close(fd);
+		errno = EACCES;
+		return -1;
+	}
+	memset(address, 0, sizeof *address);
+	name->sun_family = AF_UNIX;
+	*length = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 +
+		(size_t)snprintf(name->sun_path, sizeof name->sun_path, "/proc/self/fd/%d", fd));
+	return fd;
+}
+
+static pid_t group_of(pid_t tid)
+{
+	char path[64], text[1024], *line;
+	ssize_t n;
+	int fd;
+
+	snprintf(path, sizeof path, "/proc/%d/status", (int)tid);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return -1;
+	n = read(fd, text, sizeof text - 1);
+	close(fd);
+	if (n <= 0)
+		return -1;
+	text[n] = 0;
+	line = strstr(text, "\nTgid:");
+	return line ? (pid_t)strtol(line + 6, NULL, 10) : -1;
+}
+
+/* One try, without blocking init. Returns 0, an error, or -1 for "later". */
+static int try_connect(struct pending *p, int first)
+{
+	int error = 0, blocking = !(p->flags & O_NONBLOCK);
+	socklen_t size = sizeof error;
+
+	if (!first && p->at_file < 0) {
+		struct pollfd done = {.fd = p->fd, .events = POLLOUT};
+
+		if (poll(&done, 1, 0) <= 0)
+			return -1;
+		if (getsockopt(p->fd, SOL_SOCKET, SO_ERROR, &error, &size) < 0)
+			error = errno;
+	} else {
+		if (blocking && first)
+			fcntl(p->fd, F_SETFL, p->flags | O_NONBLOCK);
+		if (connect(p->fd, (struct sockaddr *)&p->address, p->length) < 0)
+			error = errno;
+		if (blocking && (error == EINPROGRESS || (error == EAGAIN && p->at_file >= 0)))
+			return -1;
+	}
+	if (blocking)
+		fcntl(p->fd, F_SETFL, p->flags);
+	return error;
+}
+
+static void finish_connect(struct pending *p, int error)
+{
+	answer(p->id, error);
+	close(p->fd);
+	if (p->at_file >= 0)
+		close(p->at_file);
+	p->fd = 0;
+	pending_count--;
+}
+
+static void one_connect(void)
+{
+	static union { struct notification n; char room[512]; } buffer;
+	const struct notification *n = &buffer.n;
+	struct pending *p = pending;
+	struct iovec here, there;
+	int domain = 0, pidfd, error;
+	socklen_t size = sizeof domain;
+	pid_t group;
+
+	memset(&buffer, 0, sizeof buffer);
+	if (ioctl(listener_fd, SECCOMP_IOCTL_NOTIF_RECV_, &buffer) < 0)
+		return;      /* interrupted, or the caller is gone */
+	while (p->fd)
+		p++;
+	memset(p, 0, sizeof *p);
+	p->id = n->id;
+	p->at_file = -1;
+	p->length = (socklen_t)n->args[2];
+	if (p->length > sizeof p->address) {
+		answer(n->id, EINVAL);
+		return;
+	}
+	group = group_of((pid_t)n->pid);
+	pidfd = group > 0 ? (int)syscall(NR_pidfd_open, group, 0) : -1;
+	if (pidfd < 0) {
+		answer(n->id, ESRCH);
+		return;
+	}
+	p->fd = (int)syscall(NR_pidfd_getfd, pidfd, (int)n->args[0], 0);
+	error = errno;
+	close(pidfd);
+	if (p->fd < 0) {
+		p->fd = 0;
+		answer(n->id, error == EBADF ? EBADF : EACCES);
+		return;
+	}
+	pending_count++;
+	here = (struct iovec){&p->address, p->length};
+	there = (struct iovec){(void *)(uintptr_t)n->args[1], p->length};
+	if (getsockopt(p->fd, SOL_SOCKET, SO_DOMAIN, &domain, &size) < 0) {
+		finish_connect(p, ENOTSOCK);
+		return;
+	}
+	if (p->length && process_vm_readv((pid_t)n->pid, &here, 1, &there, 1, 0) != (ssize_t)p->length) {
+		finish_connect(p, EFAULT);
+		return;
+	}
+	/* Only now is it certain that the memory and the descriptor were this caller's and not those of a later process. */
+	if (ioctl(listener_fd, SECCOMP_IOCTL_NOTIF_ID_VALID_, &p->id) < 0) {
+		finish_connect(p, EINTR);
+		return;
+	}
+	p->flags = fcntl(p->fd, F_GETFL);
+	if (domain == AF_UNIX && p->address.ss_family == AF_UNIX && p->length > offsetof(struct sockaddr_un, sun_path)) {
+		if (((struct sockaddr_un *)&p->address)->sun_path[0]) {
+			p->at_file = pin_address((pid_t)n->pid, &p->address, &p->length);
+			if (p->at_file < 0) {
+				finish_connect(p, errno);
+				return;
+			}
+		} else if (!(plan->flags & F_NETNS)) {
+			/* Abstract names of the host: init is in no Landlock scope that would stop it. */
+			finish_connect(p, EPERM);
+			return;
+		}
+	}
+	error = try_connect(p, 1);
+	if (error >= 0)
+		finish_connect(p, error);
+}
+
+static void pending_connects(void)
+{
+	for (size_t i = 0; i < PENDING && pending_count; i++) {
+		struct pending *p = pending + i;
+		int error;
+
+		if (!p->fd)
+			continue;
+		if (ioctl(listener_fd, SECCOMP_IOCTL_NOTIF_ID_VALID_, &p->id) < 0) {
+			fcntl(p->fd, F_SETFL, p->flags);
+			finish_connect(p, EINTR);
+		} else if ((error = try_connect(p, 0)) >= 0) {
+			finish_connect(p, error);
+		}
+	}
+}
+
 static void __attribute__((noreturn)) init_loop(void)
 {
 	static struct ended e;
@@ -1158,14 +1460,16 @@ static void __attribute__((noreturn)) init_loop(void)
 	if (signals < 0)
 		_exit(125);
 	{
-		int mine[] = {signals, pair[1], caller_fd, plan->socket};
-		only_keep(mine, 4);
+		int mine[] = {signals, pair[1], caller_fd, plan->socket, tmpfs_fd < 0 ? signals : tmpfs_fd,
+			listener_fd < 0 ? signals : listener_fd};
+		only_keep(mine, 6);
 	}
 	e.type = M_ENDED;
 	for (;;) {
-		struct pollfd p[4] = {
+		struct pollfd p[5] = {
 			{.fd = signals, .events = POLLIN}, {.fd = caller_fd, .events = POLLIN}, {.fd = pair[1], .events = POLLIN},
 			{.fd = socket_open ? plan->socket : -1, .events = POLLIN},
+			{.fd = pending_count < PENDING ? listener_fd : -1, .events = POLLIN},
 		};
 		int64_t wait = wall_end < 0 ? -1 : wall_end - now_ms();
 
@@ -1185,8 +1489,16 @@ static void __attribute__((noreturn)) init_loop(void)
 			wait = deadline - now_ms();
 		if (wait > 3600 * 1000)
 			wait = 3600 * 1000;
-		if (poll(p, 4, (int)wait) < 0 && errno != EINTR)
+		if (pending_count && (wait < 0 || wait > 5))
+			wait = 5;
+		if (poll(p, 5, (int)wait) < 0 && errno != EINTR)
 			_exit(125);
+		if (p[4].revents & POLLIN)
+			one_connect();
+		else if (p[4].revents)
+			listener_fd = -1;      /* nobody is left who could call */
+		if (pending_count)
+			pending_connects();
 		if (p[0].revents & POLLIN) {
 			struct signalfd_siginfo si;
 			while (read(signals, &si, sizeof si) > 0)
@@ -1252,7 +1564,7 @@ static void __attribute__((noreturn)) init_main(void)
 	step_name = "vfork";
 	step_path = NULL;
 	/* vfork: init sleeps until the command has execed or failed, and reads the failure from their shared memory. */
-	command_pid = clone(command_main, stack + sizeof stack, CLONE_VM | CLONE_VFORK | SIGCHLD, NULL);
+	command_pid = clone(command_main, stack + sizeof stack, CLONE_VM | CLONE_VFORK | CLONE_FILES | SIGCHLD, NULL);
 	if (command_pid < 0)
 		give_up();
 	if (!failure.error && !failure.reached_exec) {
@@ -1269,6 +1581,7 @@ static void __attribute__((noreturn)) init_main(void)
 		give_up();
 	if (chdir("/") < 0)
 		_exit(125);
+	find_granted();
 	init_loop();
 }
 
