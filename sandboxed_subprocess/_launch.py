@@ -33,7 +33,9 @@ class Quarantine:
     def __init__(self, plan: Plan) -> None:
         watch = plan.composition.watch
         self._directories = [(d, names, _paths.settled_stamp(d)) for d, names in watch.directories]
-        self._same = [(path, _identity(path)) for path in watch.same]
+        # The directory, not the thing itself: that is a mount point inside, and only the host can have replaced it, as
+        # an editor does with every file that it saves. A command can only put another directory in the place of its.
+        self._same = [(path, _identity(os.path.dirname(path))) for path in watch.same]
         self._absent = watch.absent
         self._bare = [root for root in watch.roots if not _looks_bare(root)]
 
@@ -43,11 +45,12 @@ class Quarantine:
         violations = []
         planted = dict.fromkeys(self._planted())
         for path, before in self._same:
-            now = _identity(path)
-            if now is None:
-                violations.append(Violation("planted", f"{path} was moved away", "quarantine"))
-            elif before is not None and now != before:
+            if _identity(os.path.dirname(path)) == before:
+                continue
+            if _exists(path):
                 planted[path] = None
+            else:
+                violations.append(Violation("planted", f"{path} was moved away", "quarantine"))
         for path in planted:
             away = f"{path}.quarantined-{os.urandom(4).hex()}"
             try:

@@ -183,7 +183,7 @@ class Watch:
 
     Attributes:
         directories: (directory, names in it that must not appear).
-        same: paths that exist and must be the same files afterwards.
+        same: paths that exist, and whose directories must be the same ones afterwards.
         absent: paths that do not exist and must not appear.
         roots: where a bare repository must not appear.
     """
@@ -698,6 +698,9 @@ def _git_rules(
                 present.add(name)
                 rules.append(protect(f"{place}/{name}", "git configuration and hooks"))
         directories.append((place, frozenset(_paths.GIT_EXECUTED) - present))
+        if place != repository.gitdir:
+            # A linked worktree: what belongs to the main one is none of its business.
+            rules += [protect(f"{place}/{name}", "the main worktree's") for name in ("HEAD", "index")]
     return rules
 
 

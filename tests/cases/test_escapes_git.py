@@ -62,16 +62,25 @@ def test_a_commit_goes_through_in_commit_mode_and_not_in_read_only(sh, ws, polic
 # Each makes a repository where there was none, or puts another one in the place of one.
 PLANTS = {
     "init": "git init -q . && git config core.fsmonitor 'touch {mark}'",
-    "init in a new directory": "mkdir -p new/sub && cd new/sub && git init -q . && git config core.fsmonitor 'touch {mark}'",
     "file": "git init -q --separate-git-dir=elsewhere . && git config core.fsmonitor 'touch {mark}'",
     "link": "git init -q --bare elsewhere; git -C elsewhere config core.bare false; git -C elsewhere config core.fsmonitor 'touch {mark}'; "
     "ln -s elsewhere .git",
     "bare layout": "git init -q --bare x && mv x/* . && git config core.bare false; git config core.worktree .; git config core.fsmonitor 'touch {mark}'",
     "by rename": "git init -q x && git -C x config core.fsmonitor 'touch {mark}' && mv x/.git .git",
-    "in an old directory": "cd old/dir && git init -q . && git config core.fsmonitor 'touch {mark}'",
     "moved parent": "mv lib lib2 && mkdir lib && cd lib && git init -q . && git config core.fsmonitor 'touch {mark}'",
     "moved grandparent": "mv group group2 && mkdir -p group/lib && cd group/lib && git init -q . && git config core.fsmonitor 'touch {mark}'",
 }
+
+
+@pytest.mark.parametrize("directory", ["new/sub", "old/dir"])
+def test_a_new_repository_deeper_down_is_a_documented_limit(directory, sh, ws):
+    """`git clone` of a dependency is ordinary work, and to rename its `.git` would break it: below the top of a root only
+    what was there before is compared. The README says so."""
+    (ws / "old" / "dir").mkdir(parents=True)
+    result = sh(f"mkdir -p {directory} && git init -q {directory} && echo made")
+    assert result.stdout == "made\n" and (ws / directory / ".git" / "HEAD").exists()
+    readme = (pathlib.Path(__file__).parents[2] / "README.md").read_text()
+    assert "deeper down it is not looked for" in " ".join(readme.split())
 
 
 @pytest.mark.parametrize("name", PLANTS)
