@@ -15,6 +15,9 @@ from . import _paths
 from ._plan import Plan
 from ._report import Report, Usage, Violation
 
+# Not everywhere; where they are missing there is no backend either.
+_O_DIRECTORY = getattr(os, "O_PATH", 0) | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
+
 
 class ExecFailed(Exception):
     """The sandbox stood, but the program could not be executed: the caller's ordinary `OSError`."""
@@ -52,10 +55,8 @@ class Quarantine:
             else:
                 violations.append(Violation("planted", f"{path} was moved away", "quarantine"))
         for path in planted:
-            away = f"{path}.quarantined-{os.urandom(4).hex()}"
             try:
-                _open_up(os.path.dirname(path))
-                os.rename(path, away)
+                away = _put_away(path)
             except OSError as error:
                 violations.append(Violation("planted", f"{path} (still there: {error.strerror})", "quarantine"))
                 continue
@@ -99,14 +100,51 @@ def _looks_bare(root: str) -> bool:
     return _exists(f"{root}/HEAD") and (_exists(f"{root}/objects") or _exists(f"{root}/commondir"))
 
 
+def _open_directory(path: str) -> int:
+    """A descriptor of a directory, reached without any symbolic link: what a command has put in the place of a directory
+    must not lead our hand to files of the host."""
+    fd = os.open("/", _O_DIRECTORY)
+    for part in path.split("/"):
+        if part:
+            try:
+                inner = os.open(part, _O_DIRECTORY, dir_fd=fd)
+            finally:
+                os.close(fd)
+            fd = inner
+    return fd
+
+
 def _open_up(directory: str) -> None:
     """Gives the owner back what a command may have taken from a directory, so that it can be looked into and changed."""
     try:
-        st = os.lstat(directory)
-        if stat.S_ISDIR(st.st_mode) and st.st_mode & 0o700 != 0o700:
-            os.chmod(directory, stat.S_IMODE(st.st_mode) | 0o700)
+        fd = _open_directory(directory)
     except OSError:
-        pass  # not ours; then the rename fails too, and is reported
+        return  # replaced, or not ours; what follows finds nothing, or is reported
+    try:
+        mode = os.stat(fd).st_mode
+        if mode & 0o700 != 0o700:
+            os.chmod(f"/proc/self/fd/{fd}", stat.S_IMODE(mode) | 0o700)
+    except OSError:
+        return
+    finally:
+        os.close(fd)
+
+
+def _put_away(path: str) -> str:
+    """Renames what was planted, in its own directory; returns the new path.
+
+    Raises:
+        OSError: it cannot be renamed, or its directory is now a link.
+    """
+    directory, name = os.path.split(path)
+    _open_up(directory)
+    away = f"{name}.quarantined-{os.urandom(4).hex()}"
+    fd = _open_directory(directory)
+    try:
+        os.rename(name, away, src_dir_fd=fd, dst_dir_fd=fd)
+    finally:
+        os.close(fd)
+    return f"{directory}/{away}"
 
 
 class Launch:

@@ -30,6 +30,7 @@ else:
     def _status_flags(fd: int) -> int:
         return 0
 
+
 SENSITIVE_IN_HOME = """.ssh .aws .azure .config/gcloud .gcloud .kube .docker .npmrc .pypirc .gnupg .cargo/credentials
     .cargo/credentials.toml .git-credentials .netrc .config/gh .config/op .vault-token .terraform.d .password-store
     .local/share/keyrings .secrets .config/containers/auth.json .config/hub .config/glab-cli .config/rclone .s3cfg

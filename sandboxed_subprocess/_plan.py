@@ -502,8 +502,8 @@ def _confined_reads(policy: Policy) -> list[Rule]:
     for name in os.listdir("/var") if os.path.isdir("/var") else ():
         if f"/var/{name}" not in _MINIMAL_VAR and not os.path.islink(f"/var/{name}"):
             rules.append(deny(f"/var/{name}", f"read={policy.read!r}"))
-    for path in _paths.SHOWN:
-        real = _paths.resolve(path).real
+    for name in _paths.SHOWN:
+        real = _paths.resolve(name).real
         if os.path.exists(real):
             rules.append(readable(real, "name resolution and the running system"))
     if not isinstance(policy.read, str):
@@ -661,21 +661,18 @@ def _pins(view: View, rules: Iterable[Rule]) -> list[Rule]:
     return list(found.values())
 
 
-def _watch(
-    view: View, rules: Iterable[Rule], absent: frozenset[str], directories: Iterable[tuple[str, frozenset[str]]]
-) -> Watch:
-    same, missing = [], []
+def _watch(view: View, rules: Iterable[Rule], absent: frozenset[str], directories: Iterable[tuple[str, frozenset[str]]]) -> Watch:
+    same: list[str] = []
+    missing: list[str] = []
     for rule in rules:
-        if rule.rank == 2 or rule.why == "sensitive path":
-            if any(_paths.is_within(rule.path, root) for root in view.roots):
-                (missing if rule.path in absent else same).append(rule.path)
+        trusted = rule.rank == 2 or rule.why == "sensitive path"
+        if trusted and any(_paths.is_within(rule.path, root) for root in view.roots):
+            (missing if rule.path in absent else same).append(rule.path)
     bare = view.roots if view.policy.git != "writable" else ()
     return Watch(tuple(directories), tuple(same), tuple(missing), bare)
 
 
-def _git_rules(
-    path: str, kind: str, root: str, commit: bool, directories: list[tuple[str, frozenset[str]]]
-) -> list[Rule]:
+def _git_rules(path: str, kind: str, root: str, commit: bool, directories: list[tuple[str, frozenset[str]]]) -> list[Rule]:
     why = "git repository"
     pointer = protect_links(path, why) if kind == "link" else [protect(path, why)]
     repository = _paths.read_repository(path, root) if commit or kind != "dir" else None

@@ -22,8 +22,23 @@ from ._plan import Command, View, compile_plan, compile_view
 from ._policy import Policy
 
 if sys.platform != "win32":
+    # Here and not where they are used: after the first command, "import grp" could find a file in the workspace.
     import grp
     import pwd
+
+    def _group_number(name: str) -> int:
+        return grp.getgrnam(name).gr_gid
+
+    def _user_number(name: str) -> int:
+        return pwd.getpwnam(name).pw_uid
+
+else:
+
+    def _group_number(name: str) -> int:
+        raise ValueError("The 'group' parameter is not supported on the current platform")
+
+    def _user_number(name: str) -> int:
+        raise ValueError("The 'user' parameter is not supported on the current platform")
 
 # -- which policy -------------------------------------------------------------------------------------------------------
 
@@ -181,11 +196,11 @@ def _identity(options: dict[str, Any]) -> tuple[int | None, int | None, tuple[in
     group, extra, user = options.pop("group", None), options.pop("extra_groups", None), options.pop("user", None)
     if group is extra is user is None:
         return None, None, None
-    gid = None if group is None else _number(group, "Group", lambda n: grp.getgrnam(n).gr_gid)
+    gid = None if group is None else _number(group, "Group", _group_number)
     if isinstance(extra, str):
         raise TypeError("Groups must be a list, not a string")
-    groups = None if extra is None else tuple(_number(g, "Group", lambda n: grp.getgrnam(n).gr_gid) for g in extra)
-    uid = None if user is None else _number(user, "User", lambda n: pwd.getpwnam(n).pw_uid)
+    groups = None if extra is None else tuple(_number(g, "Group", _group_number) for g in extra)
+    uid = None if user is None else _number(user, "User", _user_number)
     return uid, gid, groups
 
 

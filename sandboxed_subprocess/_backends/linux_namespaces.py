@@ -404,8 +404,8 @@ class Namespaces:
             channel, child = _socket_pair()
             limit = policy.limits.memory_bytes
             text = _header(
-                b"".join(body), child.fileno(), _flags(plan) | (_LISTENER if self._listens else 0), command, known[3], policy.limits.wall_seconds,
-                (ll.write, 0, ll.scoped), f"{limit}" if limit else "25%",
+                b"".join(body), child.fileno(), _flags(plan) | (_LISTENER if self._listens else 0), command, known[3],
+                policy.limits.wall_seconds, (ll.write, 0, ll.scoped), f"{limit}" if limit else "25%",
             )  # fmt: skip
             _write_all(fds[1], text)
             # From here on the plan is what it is: F_SEAL_SEAL | SHRINK | GROW | WRITE (man 2 fcntl).

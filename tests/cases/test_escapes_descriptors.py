@@ -6,7 +6,6 @@ import os
 import pathlib
 import shutil
 import socket
-import stat
 import subprocess
 import sys
 
