@@ -85,18 +85,22 @@ _KEPT_DESPITE_PREFIX = frozenset(
 _PROGRAM_NAMES = frozenset({"EDITOR", "VISUAL", "PAGER"})
 _PROGRAM = re.compile(r"[\w./+-]+( -{1,2}[\w=-]+)*")
 
-_SECRET_VALUE = re.compile(
-    r"""-----BEGIN[A-Z ]*PRIVATE\ KEY
-    | \beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.                                            # JSON web token
-    | \bgh[pousr]_\w{20,} | \bgithub_pat_\w{20,} | \bglpat-[\w-]{20,}
-    | \bsk-[\w-]{20,} | \b[rs]k_(live|test)_\w{16,} | \bxox[abeprs]-[\w-]{10,}
-    | \b(AKIA|ASIA)[0-9A-Z]{16}\b | \bAIza[\w-]{35} | \bya29\.[\w-]{20,}
-    | \bnpm_\w{36} | \bpypi-AgEI[\w-]{20,} | \bhf_[A-Za-z]{30,} | \bSG\.[\w-]{16,}\.[\w-]{16,}
-    | \bdop_v1_[0-9a-f]{40,} | \bshpat_[0-9a-f]{32} | \bAGE-SECRET-KEY-1\w{20,} | \bhvs\.\w{20,}
-    | \w://[^/\s:@]*:[^/\s@]+@                                                  # URL with a password
-    """,
-    re.VERBOSE,
-)
+
+@functools.lru_cache(1)
+def _secret_value() -> re.Pattern[str]:
+    # Compiled when it is first needed: half a millisecond of every import otherwise.
+    return re.compile(
+        r"""-----BEGIN[A-Z ]*PRIVATE\ KEY
+        | \beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.                                            # JSON web token
+        | \bgh[pousr]_\w{20,} | \bgithub_pat_\w{20,} | \bglpat-[\w-]{20,}
+        | \bsk-[\w-]{20,} | \b[rs]k_(live|test)_\w{16,} | \bxox[abeprs]-[\w-]{10,}
+        | \b(AKIA|ASIA)[0-9A-Z]{16}\b | \bAIza[\w-]{35} | \bya29\.[\w-]{20,}
+        | \bnpm_\w{36} | \bpypi-AgEI[\w-]{20,} | \bhf_[A-Za-z]{30,} | \bSG\.[\w-]{16,}\.[\w-]{16,}
+        | \bdop_v1_[0-9a-f]{40,} | \bshpat_[0-9a-f]{32} | \bAGE-SECRET-KEY-1\w{20,} | \bhvs\.\w{20,}
+        | \w://[^/\s:@]*:[^/\s@]+@                                                  # URL with a password
+        """,
+        re.VERBOSE,
+    )
 
 
 @functools.lru_cache(4096)
@@ -106,7 +110,7 @@ def looks_innocent(name: str, value: str) -> bool:
     if name in _NOT_SECRET:
         return True
     if upper in _KEPT_DESPITE_PREFIX:
-        return not _SECRET_VALUE.search(value)
+        return not _secret_value().search(value)
     if upper in _DROPPED_NAMES or upper.startswith(_DROPPED_PREFIXES) or upper.endswith("_PROXY") or upper == "PROXY":
         return False
     for word in _WORDS.findall(name):
@@ -114,7 +118,7 @@ def looks_innocent(name: str, value: str) -> bool:
         if word in _SECRET_WORDS or word.endswith(_SECRET_ENDINGS):
             return False
     # bash exports functions under any name, in a value that begins like this (CVE-2014-6271).
-    if value.startswith("() {") or _SECRET_VALUE.search(value):
+    if value.startswith("() {") or _secret_value().search(value):
         return False
     return upper not in _PROGRAM_NAMES or _PROGRAM.fullmatch(value) is not None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import fnmatch
 import functools
@@ -13,6 +12,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from ._errors import PolicyError
 from ._policy import Glob
@@ -72,8 +72,7 @@ MAX_DIRECTORIES = 200_000
 # -- links ------------------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Resolved:
+class Resolved(NamedTuple):
     """A path with no symbolic link left in it, and the links that were met on the way: (where it lies, what it says)."""
 
     real: str
@@ -147,8 +146,7 @@ def homes(environment_home: str | None, uid: int, other_uid: int | None = None) 
 # -- what is protected in a writable root --------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Search:
+class Search(NamedTuple):
     """Names that must not be changed, below one root, as they were at one moment.
 
     Attributes:
@@ -269,8 +267,7 @@ class Presence:
         return result
 
 
-@dataclasses.dataclass(frozen=True)
-class Repository:
+class Repository(NamedTuple):
     """One `.git`: where it lies, and what the name stands for.
 
     Attributes:

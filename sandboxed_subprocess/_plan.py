@@ -6,7 +6,6 @@ at each launch: repositories in the writable roots, sockets of the host, pattern
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import os
 import re
@@ -14,7 +13,7 @@ import stat
 import sys
 import threading
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import _paths, danger
 from ._errors import PolicyError
@@ -59,8 +58,7 @@ class Access(enum.IntEnum):
     WRITE = 2
 
 
-@dataclasses.dataclass(frozen=True)
-class Rule:
+class Rule(NamedTuple):
     """One path and what may be done there.
 
     Attributes:
@@ -125,8 +123,7 @@ def sort_rules(rules: Iterable[Rule]) -> tuple[Rule, ...]:
     return tuple(sorted(best.values(), key=lambda r: (r.path.count("/") if r.path != "/" else 0, r.path)))
 
 
-@dataclasses.dataclass(frozen=True)
-class Command:
+class Command(NamedTuple):
     """What is to run: the one snapshot that is checked and then executed.
 
     Attributes:
@@ -148,8 +145,7 @@ class Command:
     group_leader: bool = False
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class View:
+class View(NamedTuple):
     """What a policy means on this host, apart from what differs at each launch.
 
     Attributes:
@@ -177,8 +173,7 @@ class View:
     features: frozenset[Feature]
 
 
-@dataclasses.dataclass(frozen=True)
-class Watch:
+class Watch(NamedTuple):
     """What the host would trust after a run, and so is compared with the time before it; see `_launch.Quarantine`.
 
     Attributes:
@@ -194,8 +189,7 @@ class Watch:
     roots: tuple[str, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Composition:
+class Composition(NamedTuple):
     """The rules of a view at one moment. The same object for as long as nothing on the host has changed.
 
     Attributes:
@@ -222,8 +216,7 @@ class Composition:
         return best
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Surroundings:
+class Surroundings(NamedTuple):
     """The environment as the command gets it, and the directories that it names.
 
     Attributes:
@@ -235,8 +228,7 @@ class Surroundings:
     private_dirs: tuple[str, ...]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Plan:
+class Plan(NamedTuple):
     """Everything a backend needs, and nothing it has to decide.
 
     Attributes:
@@ -522,8 +514,7 @@ def _confined_reads(policy: Policy) -> list[Rule]:
 # -- stage two: the plan ---------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class _Moment:
+class _Moment(NamedTuple):
     """What was found on the host at one launch. Equal moments of one view have the same composition."""
 
     searches: tuple[_paths.Search, ...]
@@ -532,8 +523,7 @@ class _Moment:
     closed: tuple[str, ...]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Composed:
+class _Composed(NamedTuple):
     """What follows from a view and a moment, and which of its paths are there."""
 
     view: View
@@ -721,7 +711,7 @@ def _git_aware_denials(rules: list[Rule], roots: tuple[str, ...]) -> tuple[list[
                 st = None
             top = _worktree(rule.path, root) if root and st and stat.S_ISREG(st.st_mode) else None
             if top and st:
-                rule = dataclasses.replace(rule, show=(st.st_size, st.st_mode & 0o111 | 0o444))
+                rule = rule._replace(show=(st.st_size, st.st_mode & 0o111 | 0o444))
                 name = os.path.relpath(rule.path, top)
                 lines.append(f"{_git_pattern(name)} filter=sandboxed-subprocess")
         out.append(rule)

@@ -339,7 +339,7 @@ class Policy:
             return value
         if isinstance(value, danger.Danger):
             raise PolicyError(f"network: {value!r} has no meaning here")
-        if isinstance(value, NetworkRule):
+        if isinstance(value, NetworkRule):  # before the test for lists: it is a tuple
             return (value,)
         if isinstance(value, str) or not isinstance(value, Iterable):
             raise PolicyError(f"network={value!r}: 'none', a list of network_rule(...), or danger.UNRESTRICTED_NETWORK")
@@ -627,7 +627,7 @@ def _item_in(value: object, field: str) -> Any:
 
 
 def _rule_out(rule: NetworkRule) -> dict[str, Any]:
-    return {f.name: v for f in dataclasses.fields(rule) if (v := getattr(rule, f.name)) is not None}
+    return {name: value for name, value in rule._asdict().items() if value is not None}
 
 
 def _network_in(value: object) -> Any:

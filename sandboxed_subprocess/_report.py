@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 
 class Enforcement(enum.Enum):
@@ -16,8 +16,7 @@ class Enforcement(enum.Enum):
     NONE = "nothing"
 
 
-@dataclasses.dataclass(frozen=True)
-class Violation:
+class Violation(NamedTuple):
     """Something that the policy forbids and that was found out.
 
     Attributes:
@@ -31,8 +30,7 @@ class Violation:
     source: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Usage:
+class Usage(NamedTuple):
     """What the whole tree used. Seconds and bytes; `max_rss_bytes` is the largest single process."""
 
     wall_seconds: float
@@ -72,8 +70,10 @@ class Report:
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        out = dataclasses.asdict(self)
+        out = dict(vars(self))
         out["enforcement"] = self.enforcement.name
+        out["usage"] = self.usage and self.usage._asdict()
+        out["violations"] = [violation._asdict() for violation in self.violations]
         return out
 
     def to_json(self) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from .._errors import PolicyError
 
@@ -19,8 +18,7 @@ _DECISIONS: dict[str, Decision] = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class NetworkRule:
+class NetworkRule(NamedTuple):
     """One host rule. `host` is a name, `*.name` for its strict subdomains, an address, or `*` (never to allow)."""
 
     host: str
