@@ -174,7 +174,14 @@ def _environ(env: Mapping[Any, Any] | None) -> dict[str, str] | None:
 def _candidates(executable: bytes, env: Mapping[Any, Any] | None) -> tuple[bytes, ...]:
     if os.path.dirname(executable):
         return (executable,)
-    return tuple(os.path.join(os.fsencode(directory), executable) for directory in os.get_exec_path(env))
+    if env is None:
+        return _search(executable, os.environ.get("PATH", os.defpath))
+    return tuple([os.path.join(os.fsencode(directory), executable) for directory in os.get_exec_path(env)])
+
+
+@functools.lru_cache(256)
+def _search(executable: bytes, path: str) -> tuple[bytes, ...]:
+    return tuple([os.path.join(os.fsencode(directory), executable) for directory in path.split(os.pathsep)])
 
 
 def _number(value: Any, kind: str, by_name: Any) -> int:
