@@ -21,6 +21,7 @@ unsigned int la_version(unsigned int v) { run(); return v; }
 PATH = os.environ["PATH"]
 
 
+@pytest.mark.sanitizer_unfriendly
 @pytest.mark.parametrize("name", ["LD_PRELOAD", "LD_AUDIT", "LD_LIBRARY_PATH"])
 def test_a_library_in_the_commands_environment_is_not_loaded_outside(name, run, ws, outside):
     """What is meant for the command is also the environment of whatever is executed before it: a helper that is linked

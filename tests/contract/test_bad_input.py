@@ -167,13 +167,16 @@ fds = os.listdir("/proc/self/fd")
 @pytest.mark.parametrize("root", ["disk", "."])
 def test_a_root_on_another_file_system_works(ws, root):
     """A mounted disk as the root, or somewhere in it: one mount alone does not carry the other along."""
-    code = ON_A_TMPFS + """
+    code = (
+        ON_A_TMPFS
+        + """
 os.mkdir(ws + "/disk/.vscode")
 policy = sp.Policy.workspace_write(os.path.join(ws, sys.argv[2]))
 script = "echo x > made; echo y > .vscode/f; cat made"
 r = sp.run(["sh", "-c", script], cwd=ws + "/disk", policy=policy, capture_output=True, text=True)
 print(r.stdout, open(ws + "/disk/made").read(), os.listdir(ws + "/disk/.vscode"))
 """
+    )
     assert in_private_mounts(code, ws, root).split() == ["x", "x", "[]"]
     assert os.listdir(ws / "disk") == []
 
@@ -181,7 +184,9 @@ print(r.stdout, open(ws + "/disk/made").read(), os.listdir(ws + "/disk/.vscode")
 @needs_root
 def test_a_full_disk_is_the_commands_error_and_nobody_elses(ws):
     """ENOSPC reaches the command; the next run, and everything beside it, works."""
-    code = ON_A_TMPFS + """
+    code = (
+        ON_A_TMPFS
+        + """
 policy = sp.Policy.workspace_write(ws + "/disk")
 def run(script):
     return sp.run(["sh", "-c", script], cwd=ws + "/disk", policy=policy, capture_output=True, text=True)
@@ -195,6 +200,7 @@ assert r.stdout == "fine\\n" and open(ws + "/disk/small").read() == "fine\\n", r
 assert os.listdir("/proc/self/fd") == fds
 print("done")
 """
+    )
     assert in_private_mounts(code, ws) == "done\n"
 
 

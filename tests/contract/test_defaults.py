@@ -131,7 +131,7 @@ def test_the_package_and_the_interpreter_are_read_only_inside_a_root(place, tier
         cwd=place / "ws",
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        env={n: v for n, v in os.environ.items() if n != "PYTHONPATH"} | {"PYTHONDONTWRITEBYTECODE": "1"},
     )
     assert out.returncode == 0, out.stderr
     assert (place / "ws/made").read_text() == "done\n"
