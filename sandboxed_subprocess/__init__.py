@@ -5,6 +5,14 @@ import sandboxed_subprocess as subprocess
 
 from __future__ import annotations
 
+import sys as _sys
+
+if _sys.argv[:1] == ["-m"] and "sandboxed_subprocess" in _sys.orig_argv and not getattr(_sys.flags, "safe_path", False):
+    # `python -m sandboxed_subprocess`: the current directory, which commands write to, must not supply our imports.
+    # (A directory of our own name there would have been imported in our place; the script `sandboxed-subprocess` has no
+    # such weakness, which is why it is the one in the documents.)
+    del _sys.path[0]
+
 import subprocess as _stdlib
 from subprocess import DEVNULL, PIPE, STDOUT, CalledProcessError, SubprocessError, TimeoutExpired, list2cmdline
 from typing import TYPE_CHECKING
@@ -31,9 +39,8 @@ from ._popen import (
 )
 from ._prepare import SandboxWarning, default_policy, set_default_policy
 from ._report import Enforcement, Report, Usage, Violation
+from ._version import __version__
 from .network._rules import NetworkRule, network_rule
-
-__version__ = "0.1.0"
 
 # The stdlib's names first. Nothing comes in by a star: a spawner that a later CPython adds must not arrive unsandboxed.
 __all__ = [

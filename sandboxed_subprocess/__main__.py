@@ -1,4 +1,4 @@
-"""`python -m sandboxed_subprocess`: run a command, look at this machine, or watch a demonstration."""
+"""The command line: run a command, look at this machine, or watch a demonstration."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from ._cli import doctor
 from ._errors import PolicyError, SandboxError
 from ._policy import PRESETS, Policy
 from ._popen import Popen
+from ._report import Report
+from ._version import __version__
 
 # As env(1), nice(1) and timeout(1) have it.
 FAILED, CANNOT_EXECUTE, NOT_FOUND = 125, 126, 127
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m sandboxed_subprocess", description="subprocess, sandboxed")
+    parser = argparse.ArgumentParser(prog="sandboxed-subprocess", description="subprocess, sandboxed")
+    parser.add_argument("--version", action="version", version=__version__)
     verbs = parser.add_subparsers(dest="verb", required=True)
 
     run = verbs.add_parser("run", help="run a command in a sandbox; its exit status is the command's own")
@@ -52,21 +55,33 @@ def _policy(args: argparse.Namespace) -> Policy:
     return policy.with_write(*args.write) if args.write else policy
 
 
+def _say(text: str) -> None:
+    print(f"sandboxed-subprocess: {text}", file=sys.stderr)
+
+
 def _run(args: argparse.Namespace) -> int:
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
-        print("run: no command given", file=sys.stderr)
+        _say("no command given")
         return 2
     try:
-        process: Popen[bytes] = Popen(command, policy=_policy(args))
+        policy = _policy(args)
     except FileNotFoundError as error:
-        print(f"run: {error}", file=sys.stderr)
+        _say(str(error) if error.filename else "the current directory does not exist any more")
+        return FAILED
+    except (OSError, PolicyError) as error:
+        _say(str(error))
+        return FAILED
+    try:
+        process: Popen[bytes] = Popen(command, policy=policy)
+    except FileNotFoundError as error:
+        _say(str(error))
         return NOT_FOUND
     except SandboxError as error:
-        print(f"run: {error}", file=sys.stderr)
+        _say(str(error))
         return FAILED
     except OSError as error:
-        print(f"run: {error}", file=sys.stderr)
+        _say(str(error))
         return CANNOT_EXECUTE
 
     # Ctrl-C and Ctrl-\ reach the command from the terminal by themselves; what is sent to us alone is passed on.
@@ -76,6 +91,7 @@ def _run(args: argparse.Namespace) -> int:
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, lambda n, _: process.send_signal(n))
     status = process.wait()
+    _tell(process.sandbox)
     if args.report:
         print(process.sandbox.to_json(), file=sys.stderr)
     if status < 0:
@@ -85,6 +101,16 @@ def _run(args: argparse.Namespace) -> int:
         os.kill(os.getpid(), -status)
         return 128 - status
     return status
+
+
+def _tell(report: Report) -> None:
+    """What nobody should have to ask for."""
+    if report.limit:
+        _say(f"ended by the limit {report.limit}")
+    if report.gaps:
+        _say(f"not enforced: {', '.join(report.gaps)}")
+    for was, now in report.quarantined:
+        _say(f"put out of action: {was} is now {now}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -100,8 +126,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         from ._cli import demo
 
         return demo.main()
+    except BrokenPipeError:
+        # The reader has seen enough; nothing more is flushed at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 128 + 13
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except (PolicyError, OSError) as error:
-        print(f"{args.verb}: {error}", file=sys.stderr)
+        _say(f"{args.verb}: {error}")
         return FAILED
 
 

@@ -135,6 +135,4 @@ class LimitExceeded(SandboxError, subprocess.CalledProcessError):
 
 def impossible(what: str) -> SandboxError:
     """An error for states that the code rules out; whoever sees it should report it."""
-    return SandboxError(
-        f"bug in sandboxed_subprocess: {what}; please report it with the output of `python -m sandboxed_subprocess doctor`"
-    )
+    return SandboxError(f"bug in sandboxed_subprocess: {what}; please report it with the output of `sandboxed-subprocess doctor`")

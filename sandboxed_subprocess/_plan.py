@@ -445,6 +445,7 @@ def _compile_view(policy: Policy, homes: tuple[str, ...]) -> View:
     for item in policy.deny_read:
         if isinstance(item, str):
             found = _paths.resolve(_paths.expand_user(item))
+            _refuse_pattern(item, found.real, "deny_read")
             if found.real in roots:
                 raise PolicyError(f"{item!r} in deny_read= is the writable root {found.real!r}: it cannot be both")
             rules.append(deny(found.real, f"deny_read={item!r}"))
@@ -453,6 +454,7 @@ def _compile_view(policy: Policy, homes: tuple[str, ...]) -> View:
     for item in policy.deny_write:
         if isinstance(item, str):
             found = _paths.resolve(_paths.expand_user(item))
+            _refuse_pattern(item, found.real, "deny_write")
             if found.real in roots:
                 raise PolicyError(f"{item!r} in deny_write= is the writable root {found.real!r}: it cannot be both")
             # The links are part of the promise: replaced, the same name would lead to something writable.
@@ -479,6 +481,14 @@ def _compile_view(policy: Policy, homes: tuple[str, ...]) -> View:
         homes=homes,
         features=required_features(policy),
     )
+
+
+def _refuse_pattern(text: str, real: str, field: str) -> None:
+    """A path is literal. One that looks like a pattern and does not exist would protect nothing, and nobody would know."""
+    if re.search(r"[*?\[]", text) and not os.path.lexists(real):
+        raise PolicyError(
+            f"{text!r} in {field}= is no existing path; a pattern is written Glob({text!r}), in a file {{ glob = {text!r} }}"
+        )
 
 
 def _sensitive(homes: Iterable[str]) -> list[str]:
@@ -588,7 +598,14 @@ def compose(view: View, moment: _Moment) -> Composition:
     if known is not None and known[1].absent == absent:
         return known[1]
     watch = _watch(view, base.rules, absent, base.directories)
-    result = Composition(view, base.rules, absent, watch, base.files, base.notes)
+    named = ("deny_read='", "deny_write='")
+    missing = [
+        f"{r.why.partition('=')[0]}: {r.path!r} does not exist"
+        for r in base.rules
+        if r.path in absent and r.why.startswith(named)
+    ]
+    notes = (*base.notes, *missing[:20], *([f"and {len(missing) - 20} more"] if len(missing) > 20 else ()))
+    result = Composition(view, base.rules, absent, watch, base.files, notes)
     if len(_composed) > 256:
         _composed.clear()
     _composed[id(view)] = (base, result)

@@ -428,7 +428,10 @@ class Policy:
             return cls.read_only()
         if name == "danger-full-access":
             return cls.danger_full_access()
-        raise PolicyError(f"unknown preset {name!r}: one of {', '.join(map(repr, PRESETS))}{_hint(name, PRESETS)}")
+        hint = _hint(name, PRESETS)
+        if not hint and ("." in name or "/" in name):
+            hint = "; a file is read by Policy.load()"
+        raise PolicyError(f"unknown preset {name!r}: one of {', '.join(map(repr, PRESETS))}{hint}")
 
     # -- changed copies -----------------------------------------------------------------------------------------
 
@@ -508,7 +511,9 @@ class Policy:
         known = [f.name for f in dataclasses.fields(cls) if f.name not in ("unconfined", "approver", "on_event", "commands")]
         for key in fields:
             if key not in known:
-                raise PolicyError(f"unknown key {key!r} in a policy{_hint(key, known)}")
+                table = next((name for name, names in _PART_FIELDS.items() if key in names), None)
+                hint = f"; it belongs under [{table}]" if table else _hint(key, known)
+                raise PolicyError(f"unknown key {key!r} in a policy{hint}")
         for name, part in (("environment", Environment), ("limits", Limits)):
             if name in fields:
                 table = fields[name]
@@ -569,8 +574,11 @@ class Policy:
             OSError: the file cannot be read.
             PolicyError: its content is not a policy; the message names the file.
         """
-        with open(path, encoding="utf-8") as file:
-            text = file.read()
+        try:
+            with open(path, encoding="utf-8") as file:
+                text = file.read()
+        except UnicodeDecodeError as error:
+            raise PolicyError(f"{os.fspath(path)}: not a text in UTF-8 ({error.reason})") from None
         try:
             return cls.from_json(text) if os.fspath(path).endswith(".json") else cls.from_toml(text)
         except PolicyError as error:

@@ -138,6 +138,7 @@ def compile_filter(exceptions: tuple[str, ...] = (), notify_connect: bool = Fals
 
     if notify_connect:
         refuse(scmp.NOTIFY, "connect")
+
     def above(argument: int, value: int) -> Any:
         return scmp.Arg(argument, scmp.GT, value)
 

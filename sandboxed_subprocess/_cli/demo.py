@@ -274,7 +274,7 @@ def main() -> int:
     try:
         attempts = perform()
     except _errors.SandboxUnavailable as error:
-        print(f"{error}\n`python -m sandboxed_subprocess doctor` says more.", file=sys.stderr)
+        print(f"{error}\n`sandboxed-subprocess doctor` says more.", file=sys.stderr)
         return 1
     verdicts = {True: "ok", False: "WRONG", None: "not here"}
     print(table(("attempt", "wanted", "verdict", "outcome"), [(a.title, a.wanted, verdicts[a.ok], a.outcome) for a in attempts]))

@@ -12,6 +12,7 @@ from .. import _backends
 from .._errors import Missing
 from .._plan import Feature, required_features
 from .._policy import Policy
+from .._version import __version__
 from . import table
 
 
@@ -25,7 +26,7 @@ def _read(path: str) -> str | None:
 
 def _facts() -> dict[str, str]:
     facts = {
-        "sandboxed_subprocess": sys.modules[__package__.partition(".")[0]].__version__,
+        "sandboxed_subprocess": __version__,
         "python": f"{platform.python_version()} ({sys.executable})",
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "user": str(os.geteuid()) if hasattr(os, "geteuid") else "",

@@ -19,7 +19,7 @@ def locate() -> str:
     if not os.access(path, os.X_OK):
         raise Missing(
             "this installation of sandboxed_subprocess has no launcher",
-            "Reinstall it where it can be compiled: pip install --force-reinstall --no-cache-dir sandboxed_subprocess"
-            " (pip brings a compiler by itself; musl-tools or any C compiler serves as well)",
+            "Install it again from where it came (in a checkout: pip install --force-reinstall --no-cache-dir .), without"
+            " SANDBOXED_SUBPROCESS_NO_LAUNCHER in the environment; pip brings a compiler if there is none",
         )
     return path

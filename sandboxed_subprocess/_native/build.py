@@ -40,7 +40,7 @@ def compilers() -> list[tuple[str, list[str]]]:
         zig = os.path.join(os.path.dirname(ziglang.__file__), "zig")
         machine = {"i686": "x86", "armv7l": "arm", "ppc64le": "powerpc64le"}.get(platform.machine(), platform.machine())
         abi = "musleabihf" if machine == "arm" else "musl"
-        flags = [flag for flag in FLAGS if "build-id" not in flag]
+        flags = [flag for flag in FLAGS if not flag.startswith("-Wl,")]  # its linker knows neither, and needs neither
         found.append(("zig", [zig, "cc", "-target", f"{machine}-linux-{abi}", *flags]))
     for name in ("cc", "gcc", "clang"):
         if path := shutil.which(name):
@@ -81,7 +81,8 @@ def compile_launcher(target: str) -> str:
                 failures.append(f"{name}: {result.stderr.strip() or result.returncode}")
     raise RuntimeError(
         "the launcher of sandboxed_subprocess could not be compiled: " + ("; ".join(failures) or "no C compiler found")
-        + ". Install one (Debian, Ubuntu: apt install musl-tools), or let pip bring ziglang (no --no-build-isolation)."
+        + ". Install one (Debian, Ubuntu: apt install musl-tools); without any, pip brings ziglang by itself, unless"
+        " --no-build-isolation forbids it."
         " SANDBOXED_SUBPROCESS_NO_LAUNCHER=1 builds the package without it: then every sandboxed call on Linux raises"
         " SandboxUnavailable."
     )  # fmt: skip

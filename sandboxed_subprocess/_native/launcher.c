@@ -1605,6 +1605,17 @@ static void __attribute__((noreturn)) mirror(int status)
 	_exit(WEXITSTATUS(status));
 }
 
+static void stop_as_asked(int signal_number)
+{
+	sigset_t one;
+
+	sigemptyset(&one);
+	sigaddset(&one, signal_number);
+	kill(getpid(), signal_number);
+	sigprocmask(SIG_UNBLOCK, &one, NULL);
+	sigprocmask(SIG_BLOCK, &one, NULL);
+}
+
 static void __attribute__((noreturn)) monitor_loop(pid_t init)
 {
 	/* 1, not 0: with 0 a kernel that pipes cores to a handler still calls it (fs/coredump.c). */
@@ -1640,8 +1651,14 @@ static void __attribute__((noreturn)) monitor_loop(pid_t init)
 			request[1] = 1;
 		}
 		(void)send(pair[0], request, sizeof request, MSG_NOSIGNAL | MSG_DONTWAIT);
-		if (request[0] == SIGSTOP)
-			kill(getpid(), SIGSTOP);
+		if (request[0] == SIGSTOP) {
+			/* By the real signal and its default action: where no shell could ever continue us (an orphaned
+			 * group), the kernel drops it, and stopping would be for ever. Either way, when we get past
+			 * this line the command goes on too. */
+			stop_as_asked(signal_number);
+			request[0] = SIGCONT;
+			(void)send(pair[0], request, sizeof request, MSG_NOSIGNAL | MSG_DONTWAIT);
+		}
 	}
 }
 

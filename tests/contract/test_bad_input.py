@@ -221,7 +221,7 @@ for name in os.listdir("/"):
         os.mkdir(f"{new}/{name}")
         subprocess.run(["mount", "--rbind", "/" + name, f"{new}/{name}"], check=True)
 os.chdir(new)
-subprocess.run(["pivot_root", ".", "."], check=True)
+subprocess.run(["pivot_root", ".", "."], check=True, env={"PATH": "/usr/sbin:/sbin:/usr/bin:/bin"})
 subprocess.run(["umount", "-l", "."], check=True)
 os.chdir("/")
 assert not os.path.exists("/tmp")

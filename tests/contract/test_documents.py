@@ -39,6 +39,33 @@ def test_the_set_up_is_two_commands():
     assert "pip install" in commands[0] and commands[0].strip().endswith("demo") and "pytest" in commands[1]
 
 
+def test_the_policy_file_of_the_readme_loads():
+    """Nobody should have to read the source to write one."""
+    import sandboxed_subprocess as sp
+
+    policy = sp.Policy.from_toml(blocks("toml")[0])
+    assert policy.git == "commit" and policy.limits.wall_seconds == 600 and sp.Glob("**/.env") in policy.deny_read
+
+
+def test_modules_in_the_current_directory_are_not_imported(ws, tier):
+    """`python -m` looks there first: one command plants argparse.py, and the next call would run it unconfined."""
+    for name in ("argparse", "landlock", "pyseccomp", "psutil", "socket", "struct", "dataclasses", "subprocess", "json"):
+        (ws / f"{name}.py").write_text("raise SystemExit('planted')")
+    result = cli("run", "--", "echo", "fine", cwd=ws)
+    assert (result.returncode, result.stdout) == (0, "fine\n"), result.stderr
+    script = os.path.join(os.path.dirname(sys.executable), "sandboxed-subprocess")
+    if os.path.exists(script):
+        assert subprocess.run([script, "run", "--", "true"], cwd=ws).returncode == 0
+
+
+def test_the_command_line_says_what_nobody_should_have_to_ask_for(ws, tier):
+    """A limit, a gap, a repository that was put out of action: one line each, on stderr."""
+    (ws / "p.toml").write_text(f"write = ['{ws}']\nenforcement = 'best-effort'\n[limits]\nwall_seconds = 0.3\nprocesses = 9\n")
+    result = cli("run", "--policy", "./p.toml", "--", "sh", "-c", "mkdir .git; touch .git/HEAD; sleep 60", cwd=ws)
+    assert result.returncode == -9
+    assert "limit wall_seconds" in result.stderr and "limits.processes" in result.stderr and ".git.quarantined-" in result.stderr
+
+
 def cli(*args, **kwargs):
     return subprocess.run(
         [sys.executable, "-m", "sandboxed_subprocess", *args], capture_output=True, text=True,

@@ -29,10 +29,10 @@ def test_a_signal_reaches_the_command_and_its_handler_runs(policy, ws, name):
 def test_a_signal_to_the_pid_that_the_caller_sees_is_passed_on_once(policy, ws):
     """`kill PID` reaches the monitor, and the command gets it: once, not twice."""
     code = (
-        "import signal, time\n"
+        "import os, signal, time\n"
         "n = 0\n"
-        "def handler(*_):\n    global n; n += 1; print('signal', n, flush=True)\n"
-        "signal.signal(signal.SIGUSR1, handler); print('ready', flush=True)\n"
+        "def handler(*_):\n    global n; n += 1; os.write(1, b'signal %d\\n' % n)\n"
+        "signal.signal(signal.SIGUSR1, handler); os.write(1, b'ready\\n')\n"
         "while True: time.sleep(1)\n"
     )
     with sp.Popen([sys.executable, "-c", code], policy=policy, cwd=ws, stdout=sp.PIPE, text=True, start_new_session=True) as p:
