@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fnmatch
 import functools
 import os
 import re
@@ -405,6 +404,8 @@ def expand_glob(pattern: Glob, roots: Iterable[str], closed: list[str]) -> Itera
 
 
 def _glob(directory: str, parts: list[str], closed: list[str]) -> Iterator[str]:
+    import fnmatch
+
     head, rest = parts[0], parts[1:]
     if head == "**" and not rest:
         yield directory or "/"

@@ -7,8 +7,6 @@ mean on a host is found out by `_plan.compile_view`.
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +23,6 @@ StrPath = Union[str, "os.PathLike[str]"]
 _T = TypeVar("_T")
 
 
-@dataclasses.dataclass(frozen=True)
 class Glob:
     """A pattern in `deny_read` or `deny_write`: `*`, `?`, `[...]` within a name, `**` for any number of directories.
 
@@ -33,13 +30,30 @@ class Glob:
     matching file that the command itself creates later is not covered.
     """
 
+    __slots__ = ("pattern",)
     pattern: str
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.pattern, str) or not self.pattern or "\0" in self.pattern:
-            raise PolicyError(f"Glob({self.pattern!r}): a pattern is a non-empty string")
-        if ".." in self.pattern.split("/"):
-            raise PolicyError(f"Glob({self.pattern!r}): '..' cannot match anything")
+    def __init__(self, pattern: str) -> None:
+        if not isinstance(pattern, str) or not pattern or "\0" in pattern:
+            raise PolicyError(f"Glob({pattern!r}): a pattern is a non-empty string")
+        if ".." in pattern.split("/"):
+            raise PolicyError(f"Glob({pattern!r}): '..' cannot match anything")
+        object.__setattr__(self, "pattern", pattern)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Glob) and other.pattern == self.pattern
+
+    def __hash__(self) -> int:
+        return hash((Glob, self.pattern))
+
+    def __reduce__(self) -> tuple[type[Glob], tuple[str]]:
+        return Glob, (self.pattern,)
+
+    def __repr__(self) -> str:
+        return f"Glob({self.pattern!r})"
 
     def __str__(self) -> str:
         return self.pattern
@@ -539,10 +553,14 @@ class Policy:
         return dataclasses.replace(start, **fields)
 
     def to_json(self) -> str:
+        import json
+
         return json.dumps(self.to_dict(), indent=2)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
+        import json
+
         try:
             data = json.loads(text)
         except ValueError as error:
@@ -586,6 +604,8 @@ class Policy:
 
 
 def _hint(word: object, known: Sequence[str]) -> str:
+    import difflib
+
     close = difflib.get_close_matches(str(word), known, 1)
     return f"; did you mean {close[0]!r}?" if close else ""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import json
 from typing import Any, Literal, NamedTuple
 
 
@@ -77,4 +76,6 @@ class Report:
         return out
 
     def to_json(self) -> str:
+        import json
+
         return json.dumps(self.to_dict(), indent=2)

@@ -46,6 +46,15 @@ PREFERENCE: dict[str, dict[str, str]] = {
     "win32": {},
 }
 
+if sys.platform == "linux":
+    # Not at the first call: the caller may have gone to a directory by then where imports find other people's modules, or
+    # that is gone altogether.
+    from . import linux_namespaces as _linux_namespaces  # noqa: F401
+
+# Imported where they are used, which keeps the import of the package short; but before the first command at the latest:
+# afterwards "import json" could find a file that the command has put into the current directory.
+_LATER = ("json", "difflib", "fnmatch", "grp")
+
 _lock = threading.Lock()
 _found: dict[str, Backend | Missing] = {}
 
@@ -57,6 +66,8 @@ def detect(name: str) -> Backend | Missing:
         with _lock:
             known = _found.get(name)
             if known is None:
+                for later in _LATER:
+                    importlib.import_module(later)
                 module = importlib.import_module(f".{PREFERENCE[sys.platform][name]}", __name__)
                 try:
                     known = module.detect()

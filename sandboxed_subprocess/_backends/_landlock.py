@@ -10,9 +10,8 @@ import sys
 
 assert sys.platform == "linux"
 
-import ctypes
 import functools
-from dataclasses import dataclass
+from typing import NamedTuple
 
 WRITE_FILE = 1 << 1
 TRUNCATE = 1 << 14
@@ -21,8 +20,7 @@ SCOPE_ABSTRACT_UNIX_SOCKET = 1 << 0
 SCOPE_SIGNAL = 1 << 1
 
 
-@dataclass(frozen=True)
-class Landlock:
+class Landlock(NamedTuple):
     """Rights by ABI. `write` is what changes something; reading and executing are left to the mounts.
 
     Attributes:
@@ -40,6 +38,8 @@ class Landlock:
 @functools.lru_cache(1)
 def landlock() -> Landlock:
     """What this kernel offers. ABI 1 counts as nothing: it refuses every rename between directories."""
+    import ctypes
+
     try:
         import landlock as package
         from landlock.plumbing import FSAccess

@@ -11,8 +11,6 @@ import sys
 
 assert sys.platform == "linux"
 
-import ctypes
-import ctypes.util
 import errno
 import functools
 import importlib
@@ -73,6 +71,8 @@ def _pyseccomp() -> Any:
     Raises:
         Missing: libseccomp cannot be loaded.
     """
+    import ctypes.util  # 3 ms, which an import of the package should not cost; before the first command, as all of this
+
     original = ctypes.util.find_library
 
     def find_library(name: str) -> str | None:
