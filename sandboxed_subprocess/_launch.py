@@ -56,12 +56,12 @@ class Quarantine:
                 violations.append(Violation("planted", f"{path} was moved away", "quarantine"))
         for path in planted:
             try:
-                away = _put_away(path)
+                was, away = _put_away(path)
             except OSError as error:
                 violations.append(Violation("planted", f"{path} (still there: {error.strerror})", "quarantine"))
                 continue
-            moved.append((path, away))
-            violations.append(Violation("planted", path, "quarantine"))
+            moved.append((was, away))
+            violations.append(Violation("planted", was, "quarantine"))
         return tuple(moved), tuple(violations)
 
     def _planted(self) -> list[str]:
@@ -130,12 +130,20 @@ def _open_up(directory: str) -> None:
         os.close(fd)
 
 
-def _put_away(path: str) -> str:
-    """Renames what was planted, in its own directory; returns the new path.
+def _put_away(path: str) -> tuple[str, str]:
+    """Renames what was planted, in its own directory; returns what was renamed, and the new path.
+
+    Where a link is now on the way, the link is what was planted.
 
     Raises:
-        OSError: it cannot be renamed, or its directory is now a link.
+        OSError: it cannot be renamed.
     """
+    parts = path.split("/")
+    for number in range(2, len(parts)):
+        above = "/".join(parts[:number])
+        if os.path.islink(above):
+            path = above
+            break
     directory, name = os.path.split(path)
     _open_up(directory)
     away = f"{name}.quarantined-{os.urandom(4).hex()}"
@@ -144,7 +152,7 @@ def _put_away(path: str) -> str:
         os.rename(name, away, src_dir_fd=fd, dst_dir_fd=fd)
     finally:
         os.close(fd)
-    return f"{directory}/{away}"
+    return path, f"{directory}/{away}"
 
 
 class Launch:

@@ -283,12 +283,31 @@ class Repository(NamedTuple):
     trusted: bool
 
 
-def _first_line(path: str) -> str | None:
+def read_text(path: str, limit: int) -> str | None:
+    """The beginning of a regular file; None for anything else. A command may have left a named pipe of that name, on
+    which an ordinary open() would wait for ever."""
     try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            return file.readline(8192).rstrip("\n")
+        fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0))
     except OSError:
         return None
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return None
+        return os.read(fd, limit).decode("utf-8", "surrogateescape")
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def _first_line(path: str) -> str | None:
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return None  # to open a device may do something already
+    except OSError:
+        return None
+    text = read_text(path, 8192)
+    return None if text is None else text.partition("\n")[0]
 
 
 def read_repository(pointer: str, root: str) -> Repository | None:
@@ -337,11 +356,10 @@ def _common(gitdir: str) -> str:
 def safe_directories(path: str, depth: int = 0) -> list[str]:
     """The values of safe.directory in a git configuration file. git itself is not run: its files name programs."""
     found: list[str] = []
-    try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            lines = file.read(1 << 20).replace("\\\n", "").splitlines()
-    except OSError:
+    text = read_text(path, 1 << 20)
+    if text is None:
         return found
+    lines = text.replace("\\\n", "").splitlines()
     section = ""
     for line in lines:
         line = line.strip()
@@ -400,7 +418,10 @@ def expand_glob(pattern: Glob, roots: Iterable[str], closed: list[str]) -> Itera
         fixed = []
         while len(parts) > 1 and not re.search(r"[*?\[]", parts[0]):
             fixed.append(parts.pop(0))
-        yield from _glob(resolve("/".join([start, *fixed]) or "/").real.rstrip("/"), parts, closed)
+        try:
+            yield from _glob(resolve("/".join([start, *fixed]) or "/").real.rstrip("/"), parts, closed)
+        except RecursionError:
+            raise PolicyError(f"{pattern!r}: the directories below {start or '/'} are nested too deeply to be searched") from None
 
 
 def _glob(directory: str, parts: list[str], closed: list[str]) -> Iterator[str]:

@@ -118,8 +118,12 @@ def sort_rules(rules: Iterable[Rule]) -> tuple[Rule, ...]:
     best: dict[str, Rule] = {}
     for rule in rules:
         known = best.get(rule.path)
-        if known is None or rule.rank > known.rank:
+        if known is None:
             best[rule.path] = rule
+            continue
+        winner = rule if rule.rank > known.rank else known
+        # The weaker one's decision is lost, but not that the path has to stay where it is.
+        best[rule.path] = winner._replace(pin=rule.pin or known.pin, hold=rule.hold or known.hold)
     return tuple(sorted(best.values(), key=lambda r: (r.path.count("/") if r.path != "/" else 0, r.path)))
 
 
@@ -158,6 +162,7 @@ class View(NamedTuple):
         links: (path, text) of links inside private directories that lead to a root.
         moved: (path, real path) of denied paths that are reached through links, to be looked at again each time.
         homes: where secrets and start-up files were looked for.
+        sockets, devices: real paths of what unix_sockets= and devices= name.
     """
 
     policy: Policy
@@ -170,6 +175,8 @@ class View(NamedTuple):
     links: tuple[tuple[str, str], ...]
     moved: tuple[tuple[str, str], ...]
     homes: tuple[str, ...]
+    sockets: tuple[str, ...]
+    devices: tuple[str, ...]
     features: frozenset[Feature]
 
 
@@ -370,6 +377,23 @@ def _root(path: str, others: Iterable[str]) -> tuple[str, tuple[tuple[str, str],
     return real, found.links
 
 
+def _grant(path: object, field: str, roots: Iterable[str]) -> str:
+    """The real path of something that is shown or opened. No link on the way may be one that a command could have made.
+
+    Raises:
+        PolicyError: there is such a link.
+    """
+    found = _paths.resolve(_paths.expand_user(os.fspath(path)))  # type: ignore[call-overload]
+    for place, _ in found.links:
+        for root in (*_granted, *roots):
+            if _paths.is_within(place, root) and place != root:
+                raise PolicyError(
+                    f"{path!r} in {field}= leads through the symbolic link {place!r}, which lies in the writable root {root!r}:"
+                    f" a command could have planted it. Name {found.real!r} if that is what you mean"
+                )
+    return str(found.real)
+
+
 def _compile_view(policy: Policy, homes: tuple[str, ...]) -> View:
     rules: list[Rule] = []
     roots: dict[str, None] = {}
@@ -407,7 +431,7 @@ def _compile_view(policy: Policy, homes: tuple[str, ...]) -> View:
     else:
         private += temporary
         if policy.tmp not in ("private", "none"):
-            tmp_source, met = _root(os.fspath(policy.tmp), ())
+            tmp_source, met = _root(os.fspath(policy.tmp), plain)
             links.extend(met)
             roots[tmp_source] = None
             given.append((tmp_source, os.fspath(policy.tmp), bool(met)))
@@ -421,14 +445,16 @@ def _compile_view(policy: Policy, homes: tuple[str, ...]) -> View:
     for place in (_paths.own_package(), *_paths.interpreter()):
         covered = any(_paths.is_within(place, root) for root in roots)
         if covered and place in ourselves:
-            rules.append(protect(place, "the running interpreter and this package"))
+            rules.append(protect(place, "the running interpreter and this package", hold=True))
         elif not covered and any(_paths.is_within(place, area) for area in hidden):
             rules.append(readable(place, "the running interpreter"))
 
     if policy.read != "all":
-        rules += _confined_reads(policy)
+        rules += _confined_reads(policy, roots)
 
-    exceptions = {_paths.resolve(_paths.expand_user(os.fspath(p))).real for p in policy.exceptions}
+    exceptions = {_grant(p, "exceptions", roots) for p in policy.exceptions}
+    sockets = tuple(_grant(p, "unix_sockets", roots) for p in policy.unix_sockets)
+    devices = tuple(_grant(p, "devices", roots) for p in policy.devices)
     for secret in _sensitive(homes):
         found = _paths.resolve(secret)
         if found.real in exceptions:
@@ -479,6 +505,8 @@ def _compile_view(policy: Policy, homes: tuple[str, ...]) -> View:
         links=tuple(dict.fromkeys(inside)),
         moved=tuple(moved),
         homes=homes,
+        sockets=sockets,
+        devices=devices,
         features=required_features(policy),
     )
 
@@ -495,7 +523,7 @@ def _sensitive(homes: Iterable[str]) -> list[str]:
     return [f"{home}/{name}" for home in homes for name in _paths.SENSITIVE_IN_HOME] + list(_paths.SENSITIVE_IN_SYSTEM)
 
 
-def _confined_reads(policy: Policy) -> list[Rule]:
+def _confined_reads(policy: Policy, roots: Iterable[str]) -> list[Rule]:
     """`read="minimal"` or paths: everything at the top that the system does not need is hidden, and what is named shown."""
     rules = []
     for name in os.listdir("/"):
@@ -510,7 +538,7 @@ def _confined_reads(policy: Policy) -> list[Rule]:
             rules.append(readable(real, "name resolution and the running system"))
     if not isinstance(policy.read, str):
         for path in policy.read:
-            real = _paths.resolve(_paths.expand_user(os.fspath(path))).real
+            real = _grant(path, "read", roots)
             if real == "/":
                 raise PolicyError("read=['/'] is read='all'")
             if not os.path.lexists(real):
@@ -634,15 +662,16 @@ def _compose(view: View, moment: _Moment) -> _Composed:
         else:
             rules += protect_links(path, "deny_write= pattern")
     rules += [deny(path, "deny_read= pattern, and it cannot be searched") for path in moment.closed]
-    allowed = {_paths.resolve(_paths.expand_user(os.fspath(p))).real for p in policy.unix_sockets}
+    allowed = set(view.sockets)
     for path in moment.sockets:
         found = _paths.resolve(path).real
         if found not in allowed:
             rules.append(deny(found, SOCKET))
     for path in allowed:
-        rules.append(writable(path, "unix_sockets="))
+        rules.append(writable(path, "unix_sockets=")._replace(pin=True, hold=True))
+    rules = _without_opened_protections(rules)
     rules, files = _git_aware_denials(rules, view.roots)
-    ordered = sort_rules([*rules, *_pins(view, rules)])
+    ordered = sort_rules([*rules, *_pins(rules)])
     notes = tuple(
         f"the search for repositories below {root!r} stopped after {_paths.MAX_DIRECTORIES} directories"
         for root, search in zip(view.roots, moment.searches)
@@ -653,16 +682,41 @@ def _compose(view: View, moment: _Moment) -> _Composed:
     return _Composed(view, moment, ordered, tuple(directories), files, notes, _paths.Presence(looked_at))
 
 
-def _pins(view: View, rules: Iterable[Rule]) -> list[Rule]:
+def _without_opened_protections(rules: list[Rule]) -> list[Rule]:
+    """git='commit' opens what is protected because it is git's, and nothing that the policy protects for another reason."""
+    strong = {r.path: r for r in sort_rules(rules) if r.rank >= 2 or r.access is Access.WRITE}
+
+    def allowed(rule: Rule) -> bool:
+        if rule.why != COMMIT:
+            return True
+        above = rule.path
+        while above != "/":
+            above = os.path.dirname(above)
+            known = strong.get(above)
+            if known is not None and known.why not in (COMMIT, HOOKS, REPOSITORY):
+                return known.access is Access.WRITE
+        return True
+
+    return [rule for rule in rules if allowed(rule)]
+
+
+COMMIT = "git='commit'"
+HOOKS = "git configuration and hooks"
+REPOSITORY = "git repository"
+
+
+def _pins(rules: list[Rule]) -> list[Rule]:
     """Directories between a root and what the policy denies in it. With `mv parent elsewhere`, one run would carry a
     secret, mask and all, to a name that the next run's policy does not know."""
     found: dict[str, Rule] = {}
+    areas = sorted({r.path for r in rules if r.access is Access.WRITE and r.rank == 1}, key=len)
     for rule in rules:
         if not rule.hold:
             continue
-        root = next((r for r in view.roots if _paths.is_within(rule.path, r) and r != rule.path), None)
+        # The outermost: a root inside another can be moved like any directory of it.
+        area = next((a for a in areas if _paths.is_within(rule.path, a) and a != rule.path), None)
         above = os.path.dirname(rule.path)
-        while root is not None and above != root and above not in found and _paths.is_within(above, root):
+        while area is not None and above != area and above not in found:
             found[above] = pinned(above, f"leads to {rule.path!r}")
             above = os.path.dirname(above)
     return list(found.values())
@@ -680,13 +734,14 @@ def _watch(view: View, rules: Iterable[Rule], absent: frozenset[str], directorie
 
 
 def _git_rules(path: str, kind: str, root: str, commit: bool, directories: list[tuple[str, frozenset[str]]]) -> list[Rule]:
-    why = "git repository"
+    why = REPOSITORY
     pointer = protect_links(path, why) if kind == "link" else [protect(path, why)]
     repository = _paths.read_repository(path, root) if commit or kind != "dir" else None
     if repository is None:
         # A plain directory; or a file or dangling link that git would not follow, but could be made to.
         return pointer
-    places = dict.fromkeys((repository.gitdir, repository.common))
+    # A pointer that names the root, or what it lies in, is no repository's; the root would be read-only for ever.
+    places = dict.fromkeys(p for p in (repository.gitdir, repository.common) if not _paths.is_within(root, p))
     if not commit or not repository.trusted:
         # A linked worktree below /tmp has its repository there too; git needs to see it.
         shown = "private" if repository.trusted else ""
@@ -695,12 +750,16 @@ def _git_rules(path: str, kind: str, root: str, commit: bool, directories: list[
     # follows in it is read-only where it exists, and put out of action at the end where it appeared.
     rules = [rule for rule in pointer if rule.path not in places]
     for place in places:
-        rules.append(Rule(place, Access.WRITE, "git='commit'", pin=True, reveals="private", hold=kind != "dir", rank=1))
+        rules.append(Rule(place, Access.WRITE, COMMIT, pin=True, reveals="private", hold=kind != "dir", rank=1))
         present = set()
         for name in _paths.GIT_EXECUTED:
             if os.path.lexists(f"{place}/{name}"):
                 present.add(name)
-                rules.append(protect(f"{place}/{name}", "git configuration and hooks"))
+                rules += (
+                    protect_links(f"{place}/{name}", HOOKS)
+                    if os.path.islink(f"{place}/{name}")
+                    else [protect(f"{place}/{name}", HOOKS)]
+                )
         directories.append((place, frozenset(_paths.GIT_EXECUTED) - present))
         if place != repository.gitdir:
             # A linked worktree: what belongs to the main one is none of its business.

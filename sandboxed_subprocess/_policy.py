@@ -207,7 +207,7 @@ class Limits:
         return cls(memory_bytes=8 << 30, processes=1024, written_bytes=16 << 30, wall_seconds=3600)
 
 
-SYSCALL_EXCEPTIONS = ("ptrace", "io_uring", "perf_event", "keyring")
+SYSCALL_EXCEPTIONS = ("ptrace", "perf_event", "keyring")
 PRESETS = ("read-only", "workspace-write", "danger-full-access")
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ class Policy:
         unix_sockets: sockets of the host that may be connected to.
         network: "none" (loopback inside works), host rules, or `danger.UNRESTRICTED_NETWORK`.
         environment, limits: see `Environment` and `Limits`.
-        syscall_exceptions: of "ptrace", "io_uring", "perf_event", "keyring".
+        syscall_exceptions: of "ptrace", "perf_event", "keyring".
         enforcement: "strict" refuses what cannot be enforced in full; "best-effort" runs and reports the gaps.
         backend: the name of the only backend to use.
         terminate_grace: seconds between SIGTERM and SIGKILL where a run is ended for the caller.

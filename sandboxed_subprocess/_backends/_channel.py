@@ -139,7 +139,8 @@ class ChannelLaunch(Launch):
             report.ended = report.ended or ("signal" if os.WIFSIGNALED(status) else "exit")
         if left_behind and not wall_limit:
             found = names.rstrip(b"\0").decode("utf-8", "replace").split("\n")
-            report.processes_ended = tuple(n for n in found if n)
+            # A process chooses its own name; it must not be able to talk to whoever prints it.
+            report.processes_ended = tuple("".join(c if c.isprintable() else "?" for c in n) for n in found if n)
 
     def _last_record(self) -> tuple[int, int, int, int, int, int, int, bytes] | None:
         channel = self._channel

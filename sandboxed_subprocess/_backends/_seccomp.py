@@ -38,12 +38,11 @@ EXCEPTIONS: dict[str, tuple[str, ...]] = {
     "ptrace": ("ptrace", "process_vm_readv", "process_vm_writev"),
     "perf_event": ("perf_event_open",),
     "keyring": ("add_key", "request_key", "keyctl"),
-    "io_uring": ("io_uring_setup", "io_uring_enter", "io_uring_register"),
 }
 # Answered with ENOSYS: programs probe for these and fall back (glibc falls back from clone3 only on ENOSYS).
 # clone3 and openat2 keep their arguments in memory, where a filter cannot see them.
-ABSENT = {"clone3": 435, "openat2": 437}
-ABSENT_UNLESS_EXCEPTED = {"io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427}
+# What io_uring is asked to do never meets the filter, connect() included.
+ABSENT = {"clone3": 435, "openat2": 437, "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427}
 
 # The kernel translates the program several times at every launch, about 0.5 µs for each instruction: where everything
 # above a value can go, one comparison does. It is made in 64 bits, which refuses odd values that the kernel would have
@@ -123,7 +122,7 @@ def compile_filter(exceptions: tuple[str, ...] = (), notify_connect: bool = Fals
 
     denied = list(DENIED)
     for name, calls in EXCEPTIONS.items():
-        if name not in exceptions and name != "io_uring":
+        if name not in exceptions:
             denied += calls
     for name in dict.fromkeys((*denied, *DENIED_NUMBERS)):
         if "ptrace" in exceptions and name in ("kcmp", "pidfd_getfd"):
@@ -132,9 +131,6 @@ def compile_filter(exceptions: tuple[str, ...] = (), notify_connect: bool = Fals
     enosys = scmp.ERRNO(errno.ENOSYS)
     for name, fallback in ABSENT.items():
         refuse(enosys, name, fallback=fallback)
-    if "io_uring" not in exceptions:
-        for name, fallback in ABSENT_UNLESS_EXCEPTED.items():
-            refuse(enosys, name, fallback=fallback)
 
     if notify_connect:
         refuse(scmp.NOTIFY, "connect")

@@ -149,10 +149,7 @@ def render_view(plan: Plan, ll: Landlock) -> tuple[bytes, int]:
                        ("stderr", "/proc/self/fd/2"), ("ptmx", "pts/ptmx"), ("random", "urandom")):  # fmt: skip
         v.link(f"{hidden}/dev/{name}", text)
     devices = [f"/dev/{name}" for name in _DEVICES if os.path.exists(f"/dev/{name}")]
-    for path in view.policy.devices:
-        real = _paths.resolve(_paths.expand_user(os.fspath(path))).real
-        if os.path.exists(real):
-            devices.append(real)
+    devices += [path for path in view.devices if os.path.exists(path)]
     shown = []
     for path in devices:
         directory = _paths.is_directory(path)
@@ -204,9 +201,8 @@ def render_view(plan: Plan, ll: Landlock) -> tuple[bytes, int]:
         else:
             v.bind(place, path, READONLY)
         _furnish(v, [path])
-    for path in view.policy.unix_sockets:
-        real = _paths.resolve(_paths.expand_user(os.fspath(path))).real
-        v.mounts.append(_record(_SOCKET, 0, 0, 0, 0, os.fsencode(real)))
+    for path in view.sockets:
+        v.mounts.append(_record(_SOCKET, 0, 0, 0, 0, os.fsencode(path)))
     if view.tmp_source is not None:
         # Last, so that the second name shows the same masks and protections as the first.
         for area in sorted(areas, key=lambda area: _paths.is_within(str(view.tmp_source), area)):
@@ -217,6 +213,11 @@ def render_view(plan: Plan, ll: Landlock) -> tuple[bytes, int]:
         [*v.sources, v.mounts[0], *v.skeleton, _record(_SEAL, 0, 0, 0, 0, os.fsencode(hidden)), *v.mounts[1:], *v.landlock]
     )
     return records, len(v.sources)
+
+
+def _pin(path: str) -> tuple[int, int]:
+    st = os.stat(path)
+    return st.st_dev, st.st_ino
 
 
 def _depth(path: str) -> int:
@@ -335,6 +336,7 @@ class Namespaces:
 
     def __init__(self, launcher: str, ll: Landlock, no_listener: str = "") -> None:
         self._launcher = launcher
+        self._launcher_id = _pin(launcher)
         self._landlock = ll
         self._rendered: dict[int, tuple[Composition, tuple[object, ...], bytes, int]] = {}
         self.why_not: dict[Feature, str] = {}
@@ -400,6 +402,11 @@ class Namespaces:
         channel = child = None
         try:
             fds.append(_above_stdio(os.open(self._launcher, os.O_PATH | os.O_CLOEXEC)))
+            opened = os.fstat(fds[0])
+            if (opened.st_dev, opened.st_ino) != self._launcher_id:
+                raise SandboxSetupError(
+                    "launcher", errno.ESTALE, self._launcher, "it is not the one that this process began with"
+                )
             fds.append(_above_stdio(os.memfd_create("plan", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)))
             channel, child = _socket_pair()
             limit = policy.limits.memory_bytes

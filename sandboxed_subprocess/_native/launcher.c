@@ -74,6 +74,10 @@ enum {
 #define RESOLVE_NO_SYMLINKS_ 0x04u
 #define SECCOMP_SET_MODE_FILTER_ 1u
 #define SECCOMP_FILTER_FLAG_NEW_LISTENER_ 8u
+#define SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV_ 32u
+#define SO_NETNS_COOKIE_ 71
+#define PIDFD_THREAD_ O_EXCL
+#define CAP_SYS_PTRACE_ 19
 #define SECCOMP_IOCTL_NOTIF_RECV_ 0xc0502100ul
 #define SECCOMP_IOCTL_NOTIF_SEND_ 0xc0182101ul
 #define SECCOMP_IOCTL_NOTIF_ID_VALID_ 0x40082102ul
@@ -973,7 +977,12 @@ static int filter(void)
 		if (r.kind == K_FILTER) {
 			struct bpf_program p = {(unsigned short)(r.raw_length / 8), r.raw};
 			unsigned flags = plan->flags & F_LISTENER ? SECCOMP_FILTER_FLAG_NEW_LISTENER_ : 0;
-			long fd = syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER_, flags, &p);
+			/* Since 5.19 an answered call is not restarted for a signal: a connect() that has been made must not
+			 * be made a second time. Older kernels do not know the flag (EINVAL). */
+			long fd = flags ? syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER_,
+				flags | SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV_, &p) : -1;
+			if (fd < 0 && (!flags || errno == EINVAL))
+				fd = syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER_, flags, &p);
 			if (fd < 0)
 				return -1;
 			/* The table of descriptors is shared with init until the exec, which closes this one here only. */
@@ -1129,18 +1138,28 @@ static uint32_t name_survivors(char *names, size_t room)
 	return count;
 }
 
+static pid_t connector_pid;
+
+/* 1: the command has ended; 2: nobody is left; 4: there may be more to reap. A few at a time: processes can be made and
+ * end as fast as they are reaped, and init has other things to look at. */
 static int reap(int *status)
 {
-	int st, got_command = 0;
-	pid_t pid;
+	int st, result = 0;
+	pid_t pid = 0;
 
-	while ((pid = waitpid(-1, &st, WNOHANG)) > 0)
+	for (int i = 0; i < 64; i++) {
+		pid = waitpid(-1, &st, WNOHANG);
+		if (pid <= 0)
+			break;
 		if (pid == command_pid) {
 			*status = st;
-			got_command = 1;
+			result |= 1;
+		} else if (pid == connector_pid) {
+			connector_pid = 0;
 		}
+	}
 	/* Every process in the namespace has a chain of parents that ends here, so "no children" means "empty". */
-	return (got_command ? 1 : 0) | (pid < 0 && errno == ECHILD ? 2 : 0);
+	return result | (pid < 0 && errno == ECHILD ? 2 : 0) | (pid > 0 ? 4 : 0);
 }
 
 static void forward(const int32_t *request)
@@ -1162,16 +1181,27 @@ static void forward(const int32_t *request)
 	}
 }
 
-/* ---- init: connect() is made here -------------------------------------------------------------------------------------
+/* ---- connector: connect() is made here -------------------------------------------------------------------------------------
  *
  * A socket that the host binds after the launch has no mask, and neither a read-only mount nor a network namespace stops
- * a connect() to it; Landlock does from ABI 9. So connect() is a notified call (man 2 seccomp_unotify): init copies the
- * address, takes a copy of the socket, decides, and makes the call itself. It never tells the kernel to go on with the
- * caller's own call: by then another thread could have put another socket or address in its place.
+ * a connect() to it; Landlock does from ABI 9. So connect() is a notified call (man 2 seccomp_unotify): at the first one
+ * init forks a process that copies the address, takes a copy of the socket, decides, and makes the call itself. It never
+ * tells the kernel to go on with the caller's own call: by then another thread could have put another socket or address
+ * in its place.
+ *
+ * A process of its own, because everything here works on descriptors and paths of the command's, any of which can be made
+ * to block for ever; init has to go on watching. It has the command's user and CAP_SYS_PTRACE, nothing else. The command
+ * can kill it, and then it can connect to nothing any more.
  */
 
-enum { PENDING = 64 };
-struct pending { uint64_t id; int fd, flags; int at_file; socklen_t length; struct sockaddr_storage address; };
+enum { PENDING = 1024 };
+struct pending {
+	uint64_t id;
+	int64_t deadline;                  /* of SO_SNDTIMEO, in ms; -1: none */
+	int fd, flags, at_file;
+	socklen_t length;
+	struct sockaddr_storage address;
+};
 static struct pending pending[PENDING];    /* blocking calls that are not done; fd 0 marks a free place */
 static size_t pending_count;
 static struct { dev_t dev; ino_t ino; } granted[32];      /* sockets of the host that the policy names */
@@ -1270,7 +1300,7 @@ static int allowed_socket(const struct stat *st)
 static int pin_address(pid_t tid, struct sockaddr_storage *address, socklen_t *length)
 {
 	struct sockaddr_un *name = (struct sockaddr_un *)address;
-	char path[sizeof name->sun_path + 1], cwd_path[64];
+	char path[sizeof name->sun_path + 1], real[sizeof path + 64], cwd_path[64];
 	size_t room = *length - offsetof(struct sockaddr_un, sun_path);
 	int directory, fd, saved;
 	struct stat st;
@@ -1283,7 +1313,16 @@ static int pin_address(pid_t tid, struct sockaddr_storage *address, socklen_t *l
 	directory = open(cwd_path, O_PATH | O_DIRECTORY | O_CLOEXEC);
 	if (directory < 0)
 		return -1;
-	fd = openat(directory, path, O_PATH | O_CLOEXEC);
+	/* What means "the caller" in a path has to be the caller here too. */
+	if (!strncmp(path, "/proc/self/", 11))
+		snprintf(real, sizeof real, "/proc/%d/%s", (int)tid, path + 11);
+	else if (!strncmp(path, "/proc/thread-self/", 18))
+		snprintf(real, sizeof real, "/proc/%d/%s", (int)tid, path + 18);
+	else if (!strncmp(path, "/dev/fd/", 8))
+		snprintf(real, sizeof real, "/proc/%d/fd/%s", (int)tid, path + 8);
+	else
+		strcpy(real, path);
+	fd = openat(directory, real, O_PATH | O_CLOEXEC);
 	saved = errno;
 	close(directory);
 	errno = saved;
@@ -1329,16 +1368,19 @@ static int try_connect(struct pending *p, int first)
 	if (!first && p->at_file < 0) {
 		struct pollfd done = {.fd = p->fd, .events = POLLOUT};
 
-		if (poll(&done, 1, 0) <= 0)
-			return -1;
-		if (getsockopt(p->fd, SOL_SOCKET, SO_ERROR, &error, &size) < 0)
+		if (poll(&done, 1, 0) <= 0) {
+			if (p->deadline < 0 || now_ms() < p->deadline)
+				return -1;
+			error = EINPROGRESS;      /* what connect() says when SO_SNDTIMEO is over (man 7 socket) */
+		} else if (getsockopt(p->fd, SOL_SOCKET, SO_ERROR, &error, &size) < 0)
 			error = errno;
 	} else {
 		if (blocking && first)
 			fcntl(p->fd, F_SETFL, p->flags | O_NONBLOCK);
 		if (connect(p->fd, (struct sockaddr *)&p->address, p->length) < 0)
 			error = errno;
-		if (blocking && (error == EINPROGRESS || (error == EAGAIN && p->at_file >= 0)))
+		if (blocking && (error == EINPROGRESS || (error == EAGAIN && p->at_file >= 0)) &&
+		    (p->deadline < 0 || now_ms() < p->deadline))
 			return -1;
 	}
 	if (blocking)
@@ -1356,6 +1398,39 @@ static void finish_connect(struct pending *p, int error)
 	pending_count--;
 }
 
+/* A socket acts in the network namespace that it was made in. One that was inherited would lead out of this one. */
+static int of_this_network(int fd)
+{
+	static uint64_t own;
+	uint64_t cookie = 0;
+	socklen_t size = sizeof cookie;
+
+	if (!own) {
+		int s = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+		socklen_t n = sizeof own;
+
+		if (s < 0 || getsockopt(s, SOL_SOCKET, SO_NETNS_COOKIE_, &own, &n) < 0)
+			own = 0;
+		if (s >= 0)
+			close(s);
+	}
+	return own && getsockopt(fd, SOL_SOCKET, SO_NETNS_COOKIE_, &cookie, &size) == 0 && cookie == own;
+}
+
+/* The very thread's table of descriptors; threads may have tables of their own. Before 6.9 only a leader has a pidfd. */
+static int open_caller(pid_t tid)
+{
+	int fd = (int)syscall(NR_pidfd_open, tid, PIDFD_THREAD_);
+	pid_t group;
+
+	if (fd >= 0)
+		return fd;
+	group = group_of(tid);
+	if (group <= 0 || (group != tid && syscall(SYS_kcmp, tid, group, 2 /* KCMP_FILES */, 0, 0) != 0))
+		return -1;
+	return (int)syscall(NR_pidfd_open, group, 0);
+}
+
 static void one_connect(void)
 {
 	static union { struct notification n; char room[512]; } buffer;
@@ -1364,7 +1439,7 @@ static void one_connect(void)
 	struct iovec here, there;
 	int domain = 0, pidfd, error;
 	socklen_t size = sizeof domain;
-	pid_t group;
+	struct timeval patience;
 
 	memset(&buffer, 0, sizeof buffer);
 	if (ioctl(listener_fd, SECCOMP_IOCTL_NOTIF_RECV_, &buffer) < 0)
@@ -1374,13 +1449,13 @@ static void one_connect(void)
 	memset(p, 0, sizeof *p);
 	p->id = n->id;
 	p->at_file = -1;
+	p->deadline = -1;
 	p->length = (socklen_t)n->args[2];
 	if (p->length > sizeof p->address) {
 		answer(n->id, EINVAL);
 		return;
 	}
-	group = group_of((pid_t)n->pid);
-	pidfd = group > 0 ? (int)syscall(NR_pidfd_open, group, 0) : -1;
+	pidfd = open_caller((pid_t)n->pid);
 	if (pidfd < 0) {
 		answer(n->id, ESRCH);
 		return;
@@ -1400,6 +1475,10 @@ static void one_connect(void)
 		finish_connect(p, ENOTSOCK);
 		return;
 	}
+	if (!of_this_network(p->fd)) {
+		finish_connect(p, EPERM);
+		return;
+	}
 	if (p->length && process_vm_readv((pid_t)n->pid, &here, 1, &there, 1, 0) != (ssize_t)p->length) {
 		finish_connect(p, EFAULT);
 		return;
@@ -1410,6 +1489,9 @@ static void one_connect(void)
 		return;
 	}
 	p->flags = fcntl(p->fd, F_GETFL);
+	size = sizeof patience;
+	if (getsockopt(p->fd, SOL_SOCKET, SO_SNDTIMEO, &patience, &size) == 0 && (patience.tv_sec || patience.tv_usec))
+		p->deadline = now_ms() + (int64_t)patience.tv_sec * 1000 + patience.tv_usec / 1000;
 	if (domain == AF_UNIX && p->address.ss_family == AF_UNIX && p->length > offsetof(struct sockaddr_un, sun_path)) {
 		if (((struct sockaddr_un *)&p->address)->sun_path[0]) {
 			p->at_file = pin_address((pid_t)n->pid, &p->address, &p->length);
@@ -1445,6 +1527,51 @@ static void pending_connects(void)
 	}
 }
 
+static int keep_ptrace_only(void)
+{
+	struct cap_header h = {CAPABILITY_VERSION_3, 0};
+	struct cap_data d[2] = {{1u << CAP_SYS_PTRACE_, 1u << CAP_SYS_PTRACE_, 0}, {0, 0, 0}};
+
+	if (prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0) < 0 || switch_user() < 0 || syscall(SYS_capset, &h, d) < 0)
+		return -1;
+	return prctl(PR_SET_DUMPABLE, 0);
+}
+
+static void __attribute__((noreturn)) connector_loop(void)
+{
+	int mine[] = {listener_fd, tmpfs_fd < 0 ? listener_fd : tmpfs_fd};
+
+	only_keep(mine, 2);
+	prctl(PR_SET_NAME, "sandbox-connect");
+	find_granted();
+	if (keep_ptrace_only() < 0)
+		_exit(125);
+	for (;;) {
+		struct pollfd p = {.fd = pending_count < PENDING ? listener_fd : -1, .events = POLLIN};
+
+		if (poll(&p, 1, pending_count ? 5 : -1) < 0 && errno != EINTR)
+			_exit(125);
+		if (p.revents & POLLIN)
+			one_connect();
+		else if (p.revents)
+			_exit(0);      /* nobody is left who could call */
+		if (pending_count)
+			pending_connects();
+	}
+}
+
+static void start_connector(void)
+{
+	connector_pid = (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+	if (connector_pid == 0)
+		connector_loop();
+	/* Without a holder of the listener every connect() fails (ENOSYS): the same if the fork has failed. */
+	close(listener_fd);
+	listener_fd = -1;
+	if (connector_pid < 0)
+		connector_pid = 0;
+}
+
 static void __attribute__((noreturn)) init_loop(void)
 {
 	static struct ended e;
@@ -1469,7 +1596,7 @@ static void __attribute__((noreturn)) init_loop(void)
 		struct pollfd p[5] = {
 			{.fd = signals, .events = POLLIN}, {.fd = caller_fd, .events = POLLIN}, {.fd = pair[1], .events = POLLIN},
 			{.fd = socket_open ? plan->socket : -1, .events = POLLIN},
-			{.fd = pending_count < PENDING ? listener_fd : -1, .events = POLLIN},
+			{.fd = command_done ? -1 : listener_fd, .events = POLLIN},
 		};
 		int64_t wait = wall_end < 0 ? -1 : wall_end - now_ms();
 
@@ -1477,6 +1604,8 @@ static void __attribute__((noreturn)) init_loop(void)
 		if (state & 1) {
 			command_done = 1;
 			command_pid = 0;
+			if (connector_pid)
+				kill(connector_pid, SIGKILL);      /* ours, and none of what the command left behind */
 			deadline = now_ms() + plan->grace_ms;
 		}
 		if (command_done && (state & 2 || (deadline - now_ms()) <= 0))
@@ -1489,16 +1618,14 @@ static void __attribute__((noreturn)) init_loop(void)
 			wait = deadline - now_ms();
 		if (wait > 3600 * 1000)
 			wait = 3600 * 1000;
-		if (pending_count && (wait < 0 || wait > 5))
-			wait = 5;
+		if (state & 4)
+			wait = 0;      /* more to reap, but first whatever else there is */
 		if (poll(p, 5, (int)wait) < 0 && errno != EINTR)
 			_exit(125);
 		if (p[4].revents & POLLIN)
-			one_connect();
+			start_connector();
 		else if (p[4].revents)
 			listener_fd = -1;      /* nobody is left who could call */
-		if (pending_count)
-			pending_connects();
 		if (p[0].revents & POLLIN) {
 			struct signalfd_siginfo si;
 			while (read(signals, &si, sizeof si) > 0)
@@ -1581,7 +1708,6 @@ static void __attribute__((noreturn)) init_main(void)
 		give_up();
 	if (chdir("/") < 0)
 		_exit(125);
-	find_granted();
 	init_loop();
 }
 

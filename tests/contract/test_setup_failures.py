@@ -31,13 +31,30 @@ def test_a_preexec_fn_that_starves_the_launcher_is_a_setup_error(run, ws):
     assert not (ws / "made").exists()
 
 
+def replace_launcher(monkeypatch, stub):
+    backend = _backends.detect("namespaces")
+    monkeypatch.setattr(backend, "_launcher", str(stub))
+    monkeypatch.setattr(backend, "_launcher_id", (stub.stat().st_dev, stub.stat().st_ino))
+
+
+def test_a_launcher_that_was_replaced_is_not_run(run, ws, monkeypatch, place):
+    """A run beside this one moved the directory above the package and put its own program in the launcher's place: it would
+    run outside. Only the file that this process began with is executed."""
+    stub = place / "launcher"
+    stub.write_text(f"#!/bin/sh\ntouch {place}/escaped\n")
+    stub.chmod(0o755)
+    monkeypatch.setattr(_backends.detect("namespaces"), "_launcher", str(stub))
+    with pytest.raises(sp.SandboxSetupError, match="not the one"):
+        run(["touch", "made"])
+    assert not (ws / "made").exists() and not (place / "escaped").exists()
+
+
 def test_a_launcher_that_is_killed_during_setup_is_a_setup_error(run, ws, monkeypatch, place):
     """Out of memory, or an outer filter: end of file without a word is not "it runs"."""
     stub = place / "launcher"
     stub.write_text("#!/bin/sh\nkill -9 $$\n")
     stub.chmod(0o755)
-    backend = _backends.detect("namespaces")
-    monkeypatch.setattr(backend, "_launcher", str(stub))
+    replace_launcher(monkeypatch, stub)
     with pytest.raises(sp.SandboxSetupError, match="without a word"):
         run(["touch", "made"])
     assert not (ws / "made").exists()
@@ -48,7 +65,7 @@ def test_a_launcher_that_exits_with_0_and_runs_nothing_is_a_setup_error(run, mon
     stub = place / "launcher"
     stub.write_text("#!/bin/sh\nexit 0\n")
     stub.chmod(0o755)
-    monkeypatch.setattr(_backends.detect("namespaces"), "_launcher", str(stub))
+    replace_launcher(monkeypatch, stub)
     with pytest.raises(sp.SandboxSetupError):
         run(["true"])
 
