@@ -67,8 +67,11 @@ def spawn(ws, rounds):
 
 
 def imports(rounds):
+    # Byte code is written by any installation; without it this would measure the compiler.
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
     def python(code):
-        return lambda: subprocess.run([sys.executable, "-c", code], check=True)
+        return lambda: subprocess.run([sys.executable, "-c", code], check=True, env=env)
 
     found = interleaved(
         {
