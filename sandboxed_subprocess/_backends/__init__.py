@@ -47,9 +47,9 @@ PREFERENCE: dict[str, dict[str, str]] = {
 }
 
 if sys.platform == "linux":
-    # Not at the first call: the caller may have gone to a directory by then where imports find other people's modules, or
-    # that is gone altogether.
-    from . import linux_namespaces as _linux_namespaces  # noqa: F401
+    # For the backend, which is imported at the first call: by then the caller may be in a directory that is gone, where
+    # some versions of Python cannot import this one (3.13.0: "error return without exception set").
+    import socket  # noqa: F401
 
 # Imported where they are used, which keeps the import of the package short; but before the first command at the latest:
 # afterwards "import json" could find a file that the command has put into the current directory.
