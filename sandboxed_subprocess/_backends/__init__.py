@@ -6,6 +6,7 @@ in `PREFERENCE`. A backend has `features` and `wrap(plan)`; it rewrites, it neve
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 import threading
@@ -67,7 +68,9 @@ def detect(name: str) -> Backend | Missing:
             known = _found.get(name)
             if known is None:
                 for later in _LATER:
-                    importlib.import_module(later)
+                    # One that is not installed is missed where it is used, if it ever is.
+                    with contextlib.suppress(ImportError):
+                        importlib.import_module(later)
                 module = importlib.import_module(f".{PREFERENCE[sys.platform][name]}", __name__)
                 try:
                     known = module.detect()

@@ -107,7 +107,7 @@ def test_the_package_and_the_interpreter_are_read_only_inside_a_root(place, tier
     site = next(venv.glob("lib/python3*/site-packages"))
     package = site / "sandboxed_subprocess"
     shutil.copytree(pathlib.Path(sp.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("landlock", "pyseccomp", "psutil", "tomli_w"):
+    for name in ("landlock", "pyseccomp", "psutil", "tomli_w", "tomli"):
         spec = __import__("importlib.util").util.find_spec(name)
         if spec and spec.origin:
             source = pathlib.Path(spec.origin)
