@@ -27,7 +27,7 @@ class Feature(enum.Enum):
     READ_RULES = "reads denied or confined"
     PROTECTED_PATHS = "read-only paths inside a writable root"
     PRIVATE_TMP = "a private /tmp"
-    HOST_FIFOS = "named pipes of the host out of reach"
+    HOST_FIFOS = "named pipes of the host, and files handed over for reading, cannot be written"
     UNIX_SOCKETS = "unix sockets of the host out of reach"
     ABSTRACT_SOCKETS = "abstract unix sockets of the host out of reach"
     NETWORK_NONE = "no network"

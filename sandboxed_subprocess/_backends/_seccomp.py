@@ -60,6 +60,7 @@ _LAST_PERSONALITY = 0x7FFFF
 _SETID = (0o4000, 0o2000)
 _S_IFMT, _S_IFCHR, _S_IFBLK = 0o170000, 0o020000, 0o060000
 _O_CREAT, _O_TMPFILE = 0o100, 0o20000000
+_O_ACCMODE, _O_TRUNC = 3, 0o1000
 
 _import_lock = threading.Lock()
 
@@ -91,10 +92,11 @@ def _pyseccomp() -> Any:
 
 
 @functools.lru_cache(64)
-def compile_filter(exceptions: tuple[str, ...] = (), notify_connect: bool = False) -> bytes:
+def compile_filter(exceptions: tuple[str, ...] = (), notify_connect: bool = False, shut_truncate: bool = False) -> bytes:
     """A BPF program: an array of struct sock_filter (linux/filter.h) in native byte order.
 
-    With `notify_connect`, connect() is handed to the holder of the filter's listener.
+    With `notify_connect`, connect() is handed to the holder of the filter's listener. With `shut_truncate`, a file can be
+    emptied only through a descriptor that is open for writing: for kernels whose Landlock does not see truncate(2).
 
     Raises:
         Missing: libseccomp cannot be loaded.
@@ -175,6 +177,13 @@ def compile_filter(exceptions: tuple[str, ...] = (), notify_connect: bool = Fals
     for kind in (_S_IFCHR, _S_IFBLK):
         refuse(eperm, "mknod", equal(1, kind, _S_IFMT))
         refuse(eperm, "mknodat", equal(2, kind, _S_IFMT))
+
+    if shut_truncate:
+        refuse(eperm, "truncate")
+        # Without write access (0), or with the 3 that grants neither kind, Landlock sees no writing in an open().
+        for access in (0, _O_ACCMODE):
+            refuse(eperm, "open", equal(1, _O_TRUNC | access, _O_TRUNC | _O_ACCMODE))
+            refuse(eperm, "openat", equal(2, _O_TRUNC | access, _O_TRUNC | _O_ACCMODE))
 
     refuse(eperm, "personality", above(0, _LAST_PERSONALITY))
 

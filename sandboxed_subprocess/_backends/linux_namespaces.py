@@ -376,6 +376,8 @@ class Namespaces:
             self.why_not[Feature.UNIX_SOCKETS] = no_listener or "connect() cannot be watched without the filter"
         self.features = frozenset(found)
         self._filters = Feature.SYSTEM_CALLS in found
+        # truncate("/proc/self/fd/0") would empty a file that was handed over for reading: Landlock sees it from ABI 3 on.
+        self._shut_truncate = not ll.write & TRUNCATE
 
     def wrap(self, plan: Plan, report: Report) -> ChannelLaunch:
         """Turns a plan into a launch of our launcher.
@@ -396,7 +398,7 @@ class Namespaces:
         command = plan.command
         body = [known[2]]
         if self._filters:
-            body.append(_filter_record(tuple(policy.syscall_exceptions), self._listens))
+            body.append(_filter_record(tuple(policy.syscall_exceptions), self._listens, self._shut_truncate))
         body.append(_command_records(command, policy.limits))
         fds: list[int] = []
         channel = child = None
@@ -486,8 +488,8 @@ def _header(
 
 
 @functools.lru_cache(64)
-def _filter_record(exceptions: tuple[str, ...], notify_connect: bool) -> bytes:
-    program = compile_filter(exceptions, notify_connect)
+def _filter_record(exceptions: tuple[str, ...], notify_connect: bool, shut_truncate: bool) -> bytes:
+    program = compile_filter(exceptions, notify_connect, shut_truncate)
     return _record(_FILTER, 0, 0, len(program), 0, raw=program)
 
 
@@ -533,7 +535,7 @@ def _try(backend: Namespaces, launcher: str, ll: Landlock) -> SandboxSetupError 
     body = [_record(_BASE, 0, 0, 0, 0, b"/dev"), _record(_PROC, READONLY)]
     body += [_record(_ARGV0, 0, 0, 0, 0, b"sandboxed-subprocess-probe"), _record(_EXEC, 0, 0, 0, 0, os.fsencode(launcher))]
     if backend._filters:
-        body.append(_filter_record((), backend._listens))
+        body.append(_filter_record((), backend._listens, backend._shut_truncate))
     flags = _NETNS | (_LISTENER if backend._listens else 0)
     try:
         channel, child = _socket_pair()

@@ -194,14 +194,56 @@ def test_without_landlock_the_policy_is_refused_and_best_effort_names_it(ws, mon
         capture_output=True,
     )
     assert result.returncode != 0 and not (ws.parent / "other").exists()
-    assert result.sandbox.gaps == ("named pipes of the host out of reach",)
+    assert result.sandbox.gaps == ("named pipes of the host, and files handed over for reading, cannot be written",)
+
+
+def test_a_landlock_that_does_not_see_truncation_still_leaves_handed_over_files_whole(ws, monkeypatch):
+    """Linux 5.19 to 6.1: the right TRUNCATE was left out there without a word, and truncate("/proc/self/fd/0") emptied a
+    file of the host that was handed over for reading."""
+    from sandboxed_subprocess._backends._landlock import IOCTL_DEV, TRUNCATE, Landlock, landlock
+
+    old = linux_namespaces.Namespaces(_native.locate(), Landlock(2, landlock().write & ~(TRUNCATE | IOCTL_DEV)))
+    monkeypatch.setitem(_backends._found, "namespaces", old)
+    outside = ws.parent / "outside"
+    outside.write_text("kept")
+    (ws / "own").write_text("long")
+    code = """
+import os
+for how in (
+    lambda: os.truncate("/proc/self/fd/0", 0),
+    lambda: os.open("/proc/self/fd/0", os.O_RDONLY | os.O_TRUNC),
+    lambda: os.open("/proc/self/fd/0", 3 | os.O_TRUNC),
+    lambda: os.open("/proc/self/fd/0", os.O_WRONLY | os.O_TRUNC),
+    lambda: os.open("/proc/self/fd/0", os.O_RDWR),
+):
+    try:
+        how()
+        print("done")
+    except OSError as error:
+        print("refused")
+open("own", "w").write("new")
+with open("own", "r+") as file:
+    file.truncate(1)
+"""
+    with outside.open() as handed_over:
+        result = sp.run(
+            [sys.executable, "-c", code],
+            cwd=ws,
+            policy=sp.Policy.workspace_write(ws, enforcement="best-effort"),
+            stdin=handed_over,
+            capture_output=True,
+            text=True,
+        )
+    assert result.stdout == "refused\n" * 5, result.stderr
+    assert outside.read_text() == "kept"
+    assert (ws / "own").read_text() == "n"
 
 
 def test_without_libseccomp_the_policy_is_refused(ws, monkeypatch):
     """The filter is not optional."""
     from sandboxed_subprocess._backends import _seccomp
 
-    def broken(exceptions=()):
+    def broken(*arguments):
         raise sp._errors.Missing("libseccomp.so.2 is not there", "install it")
 
     monkeypatch.setattr(linux_namespaces, "compile_filter", broken)

@@ -164,6 +164,23 @@ def test_personality_can_turn_off_randomisation_and_nothing_worse(program):
         assert verdict(program, NR["personality"], value) == ERRNO | errno.EPERM, hex(value)
 
 
+def test_where_landlock_does_not_see_truncation_the_filter_shuts_it():
+    """Before ABI 3 it is silent about truncate(2) and about O_TRUNC in an open() that does not ask for write access:
+    with O_RDONLY, and with the 3 that is neither reading nor writing."""
+    needs("SYSTEM_CALLS")
+    from sandboxed_subprocess._backends._seccomp import compile_filter
+
+    shut, eperm = compile_filter((), False, True), ERRNO | errno.EPERM
+    assert verdict(shut, 76, 0, 5) == eperm  # truncate
+    assert verdict(shut, 77, 0, 5) == ALLOW  # ftruncate
+    for name, at in (("open", 1), ("openat", 2)):
+        for flags in (0o1000, 0o1003, 0o101000, 0o2001000):
+            assert verdict(shut, NR[name], *[0] * at, flags) == eperm, oct(flags)
+        for flags in (0, 1, 2, 3, 0o1001, 0o1101, 0o1002, 0o1102, 0o2000):
+            assert verdict(shut, NR[name], *[0] * at, flags) == ALLOW, oct(flags)
+    assert verdict(compile_filter(()), 76, 0, 5) == ALLOW
+
+
 def test_other_abis_do_not_slip_through(program):
     """The numbers of i386 and x32 mean other calls; a filter that only looks at numbers allows the wrong ones."""
     assert verdict(program, 21, arch=I386) == KILL  # mount(2) on i386
