@@ -204,7 +204,7 @@ class Launch:
         raise NotImplementedError
 
     def record_end(self, wall: float) -> None:
-        """Completes the report from what the backend knows of the end. Never blocks, never raises."""
+        """Completes the report from what the backend knows of the end. Never raises, and waits a second at most."""
         raise NotImplementedError
 
     def abandon(self) -> None:
@@ -214,7 +214,7 @@ class Launch:
         self.close_parent_side()
 
     def finish(self) -> None:
-        """Called when the exit of the launched process is known. Never blocks, never raises, acts once.
+        """Called when the exit of the launched process is known. Never raises, waits a second at most, acts once.
 
         It runs with the lock of `Popen.wait()` held, in `__del__` at interpreter exit, and in children of a fork,
         where everything belongs to the parent.

@@ -24,6 +24,7 @@ _POSITIONAL = (
 
 
 _SIGKILL = getattr(signal, "SIGKILL", 9)
+_ENDS_ITSELF = 5.0  # seconds
 _SIGCONT = getattr(signal, "SIGCONT", 18)
 
 
@@ -92,10 +93,10 @@ class Popen(subprocess.Popen[AnyStr], Generic[AnyStr]):
         try:
             launch.settle(self.pid)
         except ExecFailed as failed:
-            self._discard()
+            self._discard(ends_itself=True)
             raise _exec_error(failed.errno, program) from None
         except SandboxSetupError as error:
-            self._discard()
+            self._discard(ends_itself=error.step != "pidfd")
             if error.step == "user":
                 # What Popen itself says when it cannot switch the user.
                 raise OSError(error.errno, os.strerror(error.errno)) from None
@@ -115,17 +116,27 @@ class Popen(subprocess.Popen[AnyStr], Generic[AnyStr]):
             "exec of the launcher", error.errno or 0, detail="preexec_fn closed its file descriptors, or a limit is too low"
         )
 
-    def _discard(self) -> None:
-        """The command never ran: end the launcher and close everything, so that only the error remains."""
-        if subprocess.Popen.poll(self) is None:
-            try:
-                os.kill(self.pid, _SIGKILL)
-            except ProcessLookupError:
-                pass
+    def _discard(self, ends_itself: bool = False) -> None:
+        """The command never ran: end the launcher and close everything, so that only the error remains.
+
+        A launcher that has said what failed ends by itself. Killed before it has reaped process 1 of the sandbox, it
+        would leave a zombie to process 1 of a container, which is often the caller.
+        """
         for stream in (self.stdin, self.stdout, self.stderr):
             if stream is not None:
                 stream.close()
-        subprocess.Popen.wait(self)
+        try:
+            if ends_itself:
+                subprocess.Popen.wait(self, _ENDS_ITSELF)
+        except subprocess.TimeoutExpired:
+            pass  # stopped by somebody, or a machine under great load
+        finally:
+            if subprocess.Popen.poll(self) is None:
+                try:
+                    os.kill(self.pid, _SIGKILL)
+                except ProcessLookupError:
+                    pass
+            subprocess.Popen.wait(self)
 
     # The stdlib assigns returncode on every path on which it learns of the end; this is the only place to watch.
     @property

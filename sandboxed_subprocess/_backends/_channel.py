@@ -128,6 +128,7 @@ class ChannelLaunch(Launch):
     def record_end(self, wall: float) -> None:
         record = self._last_record()
         if record is None:
+            self._outlive_init()
             unknown_end(self, wall)
             return
         report = self.report
@@ -141,6 +142,19 @@ class ChannelLaunch(Launch):
             found = names.rstrip(b"\0").decode("utf-8", "replace").split("\n")
             # A process chooses its own name; it must not be able to talk to whoever prints it.
             report.processes_ended = tuple("".join(c if c.isprintable() else "?" for c in n) for n in found if n)
+
+    def _outlive_init(self) -> None:
+        """Somebody killed the launcher by its pid. Process 1 of the sandbox dies of that (PR_SET_PDEATHSIG), a moment
+        later; a caller that is process 1 of a container, or a subreaper, has then inherited it."""
+        if self._init_fd < 0:
+            return
+        poller = select.poll()
+        poller.register(self._init_fd, select.POLLIN)
+        poller.poll(1000)
+        try:
+            os.waitid(os.P_PIDFD, self._init_fd, os.WEXITED | os.WNOHANG)
+        except ChildProcessError:
+            pass  # not ours: reaped by the launcher, or somebody else's to reap
 
     def _last_record(self) -> tuple[int, int, int, int, int, int, int, bytes] | None:
         channel = self._channel

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -146,16 +147,36 @@ def test_no_zombie_is_left_to_a_caller_that_is_process_1_like(policy, ws):
         "import ctypes, os, sandboxed_subprocess as sp\n"
         "ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)\n"  # PR_SET_CHILD_SUBREAPER
         f"P = sp.Policy.workspace_write({str(ws)!r})\n"
-        "for how in ('exit', 'kill', 'term'):\n"
+        "for how in ('exit', 'kill', 'term', 'pid'):\n"
         "    p = sp.Popen(['sh', '-c', 'sleep 0.05' if how == 'exit' else 'sleep 600'], policy=P)\n"
         "    if how == 'kill': p.kill()\n"
         "    if how == 'term': p.terminate()\n"
+        "    if how == 'pid': os.kill(p.pid, 9)\n"
         "    p.wait()\n"
         "try: print('child', os.waitpid(-1, os.WNOHANG))\n"
         "except ChildProcessError: print('no children')\n"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert out.stdout == "no children\n", out.stderr
+
+
+def test_failed_launches_leave_no_zombie_to_a_caller_that_is_process_1_like(policy, ws):
+    """The launcher was killed before it had reaped process 1 of the sandbox: one zombie for each FileNotFoundError."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as hidden:
+        code = (
+            "import ctypes, os, sandboxed_subprocess as sp\n"
+            "ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)\n"  # PR_SET_CHILD_SUBREAPER
+            f"P = sp.Policy.workspace_write({str(ws)!r})\n"
+            f"for args, cwd in ((['no-such-program'], '/'), (['/etc/passwd'], '/'), (['true'], {hidden!r})):\n"
+            "    for _ in range(3):\n"
+            "        try: sp.run(args, cwd=cwd, policy=P)\n"
+            "        except (OSError, sp.SandboxSetupError) as error: print(type(error).__name__)\n"
+            "try: print('child', os.waitpid(-1, os.WNOHANG))\n"
+            "except ChildProcessError: print('no children')\n"
+        )
+        out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    failures = ["FileNotFoundError"] * 3 + ["PermissionError"] * 3 + ["SandboxSetupError"] * 3
+    assert out.stdout.split("\n") == [*failures, "no children", ""], out.stderr
 
 
 def test_a_limit_of_wall_time_ends_the_tree_and_is_named(run, ws, token):
