@@ -48,6 +48,7 @@ class Feature(enum.Enum):
     COMMAND_RULES = "command rules (commands=, approver=, upgrade_to=)"
     CACHES = "cache directories (caches=)"
     OBSERVE = "observation of files (observe=)"
+    EVENTS = "events (on_event=)"
 
 
 class Access(enum.IntEnum):
@@ -303,6 +304,8 @@ def required_features(policy: Policy) -> frozenset[Feature]:
         needed.add(Feature.CACHES)
     if policy.observe:
         needed.add(Feature.OBSERVE)
+    if policy.on_event is not None:
+        needed.add(Feature.EVENTS)
     if policy.publish:
         needed.add(Feature.PUBLISH)
     return frozenset(needed)
@@ -336,7 +339,9 @@ def compile_view(policy: Policy, other_uid: int | None = None) -> View:
     uid = 0
     if sys.platform != "win32":
         uid = os.geteuid()
-    key = (policy, home, uid, other_uid)
+    # Callbacks take no part in equality, but the view holds the policy and says whether they are needed. It keeps them
+    # alive too, so that no other object can have their ids.
+    key = (policy, id(policy.approver), id(policy.on_event), home, uid, other_uid)
     view = _views.get(key)
     if view is None:
         with _lock:

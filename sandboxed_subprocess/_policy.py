@@ -272,7 +272,8 @@ class Policy:
         syscall_exceptions: of "ptrace", "perf_event", "keyring".
         enforcement: "strict" refuses what cannot be enforced in full; "best-effort" runs and reports the gaps.
         backend: the name of the only backend to use.
-        terminate_grace: seconds between SIGTERM and SIGKILL where a run is ended for the caller.
+        terminate_grace: seconds between SIGTERM and SIGKILL where a cancelled run is ended for the caller. For the
+            asynchronous side, which is not there yet: `timeout=` of `run()` kills at once, as the standard library's.
 
     Raises:
         PolicyError: a value that cannot be, or two that contradict each other.
