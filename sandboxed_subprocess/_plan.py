@@ -355,16 +355,22 @@ def compile_view(policy: Policy, other_uid: int | None = None) -> View:
     return view
 
 
+def _refuse_planted(what: str, found: _paths.Resolved, roots: Iterable[str], instead: str) -> None:
+    """No link on the way to something that is granted may be one that a command could have made, in a root of this
+    policy or of any earlier one."""
+    for place, _ in found.links:
+        for root in (*_granted, *roots):
+            if _paths.is_within(place, root) and place != root:
+                raise PolicyError(
+                    f"{what} leads through the symbolic link {place!r}, which lies in the writable root {root!r}:"
+                    f" a command could have planted it. Name {instead} if that is what you mean"
+                )
+
+
 def _root(path: str, others: Iterable[str]) -> tuple[str, tuple[tuple[str, str], ...]]:
     found = _paths.resolve(_paths.expand_user(path))
     real = found.real
-    for place, _ in found.links:
-        for other in (*_granted, *others):
-            if _paths.is_within(place, other) and place != other:
-                raise PolicyError(
-                    f"writable root {path!r} leads through the symbolic link {place!r}, which lies in the writable root"
-                    f" {other!r}: a command could have planted it. Name the real directory {real!r} if that is what you mean"
-                )
+    _refuse_planted(f"writable root {path!r}", found, others, f"the real directory {real!r}")
     if real == "/":
         raise PolicyError("writable root '/': that is no sandbox; name the directories, or use Policy.danger_full_access()")
     for system in ("/proc", "/sys", "/dev"):
@@ -389,13 +395,7 @@ def _grant(path: object, field: str, roots: Iterable[str]) -> str:
         PolicyError: there is such a link.
     """
     found = _paths.resolve(_paths.expand_user(os.fspath(path)))  # type: ignore[call-overload]
-    for place, _ in found.links:
-        for root in (*_granted, *roots):
-            if _paths.is_within(place, root) and place != root:
-                raise PolicyError(
-                    f"{path!r} in {field}= leads through the symbolic link {place!r}, which lies in the writable root {root!r}:"
-                    f" a command could have planted it. Name {found.real!r} if that is what you mean"
-                )
+    _refuse_planted(f"{path!r} in {field}=", found, roots, repr(found.real))
     return str(found.real)
 
 

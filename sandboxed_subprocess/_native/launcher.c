@@ -414,6 +414,22 @@ static int write_file(const char *path, const char *text)
 	return n == (ssize_t)strlen(text) ? 0 : -1;
 }
 
+/* The beginning of a file of /proc, as a string. */
+static int read_text(const char *path, char *text, size_t room)
+{
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	ssize_t n;
+
+	if (fd < 0)
+		return -1;
+	n = read(fd, text, room - 1);
+	close(fd);
+	if (n <= 0)
+		return -1;
+	text[n] = 0;
+	return 0;
+}
+
 static int new_filesystem(const char *type, const char *const *options, unsigned attributes)
 {
 	int result = -1, context = (int)syscall(NR_fsopen, type, 1u);
@@ -1343,18 +1359,10 @@ static int pin_address(pid_t tid, struct sockaddr_storage *address, socklen_t *l
 static pid_t group_of(pid_t tid)
 {
 	char path[64], text[1024], *line;
-	ssize_t n;
-	int fd;
 
 	snprintf(path, sizeof path, "/proc/%d/status", (int)tid);
-	fd = open(path, O_RDONLY | O_CLOEXEC);
-	if (fd < 0)
+	if (read_text(path, text, sizeof text) < 0)
 		return -1;
-	n = read(fd, text, sizeof text - 1);
-	close(fd);
-	if (n <= 0)
-		return -1;
-	text[n] = 0;
 	line = strstr(text, "\nTgid:");
 	return line ? (pid_t)strtol(line + 6, NULL, 10) : -1;
 }
@@ -1800,18 +1808,11 @@ static int has_capability(int number)
 static int identity_map(const char *path, char *out, size_t room)
 {
 	static char text[4096];
-	int fd = open(path, O_RDONLY | O_CLOEXEC);
-	ssize_t n;
 	size_t used = 0;
 	char *line, *state = NULL;
 
-	if (fd < 0)
+	if (read_text(path, text, sizeof text) < 0)
 		return -1;
-	n = read(fd, text, sizeof text - 1);
-	close(fd);
-	if (n <= 0)
-		return -1;
-	text[n] = 0;
 	for (line = strtok_r(text, "\n", &state); line; line = strtok_r(NULL, "\n", &state)) {
 		unsigned long first, outside, count;
 		int wrote;
