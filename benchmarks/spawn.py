@@ -56,10 +56,13 @@ def bwrap_command(ws):
 
 def spawn(ws, rounds):
     policy, reader = sp.Policy.workspace_write(ws), sp.Policy.read_only()
+    anew = policy.replace(syscall_exceptions=["ptrace"])
     actions = {
         "plain": lambda: subprocess.run(["true"], cwd=ws),
         "workspace-write": lambda: sp.run(["true"], cwd=ws, policy=policy),
         "read-only": lambda: sp.run(["true"], cwd=ws, policy=reader),
+        # As the first run of a process, or after one that used the network; with an exception none is used again.
+        "namespaces made anew": lambda: sp.run(["true"], cwd=ws, policy=anew),
     }
     if shutil.which("bwrap") and subprocess.run(bwrap_command(ws), capture_output=True).returncode == 0:
         actions["bwrap"] = lambda: subprocess.run(bwrap_command(ws), cwd=ws)

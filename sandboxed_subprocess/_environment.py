@@ -23,7 +23,9 @@ CORE = frozenset(
 _CORE_PREFIXES = ("LC_", "XDG_")
 
 # Whole words of a name: split at anything but letters and digits, and where the case changes.
-_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+# Patterns are compiled when they are first needed (and then kept by `re`): at the import they would cost more than all
+# else here.
+_WORDS = r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+"
 _SECRET_WORDS = frozenset(
     """key keys apikey token tokens secret secrets password passwords passwd passphrase passcode pwd credential
     credentials cred creds auth authorization bearer cookie cookies pat dsn jwt netrc htpasswd""".split()
@@ -84,12 +86,11 @@ _KEPT_DESPITE_PREFIX = frozenset(
 )
 # These name a program and its options; anything else in them is a script waiting to be run.
 _PROGRAM_NAMES = frozenset({"EDITOR", "VISUAL", "PAGER"})
-_PROGRAM = re.compile(r"[\w./+-]+( -{1,2}[\w=-]+)*")
+_PROGRAM = r"[\w./+-]+( -{1,2}[\w=-]+)*"
 
 
 @functools.lru_cache(1)
 def _secret_value() -> re.Pattern[str]:
-    # Compiled when it is first needed: half a millisecond of every import otherwise.
     return re.compile(
         r"""-----BEGIN[A-Z ]*PRIVATE\ KEY
         | \beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.                                            # JSON web token
@@ -114,14 +115,14 @@ def looks_innocent(name: str, value: str) -> bool:
         return not _secret_value().search(value)
     if upper in _DROPPED_NAMES or upper.startswith(_DROPPED_PREFIXES) or upper.endswith("_PROXY") or upper == "PROXY":
         return False
-    for word in _WORDS.findall(name):
+    for word in re.findall(_WORDS, name):
         word = word.lower()
         if word in _SECRET_WORDS or word.endswith(_SECRET_ENDINGS):
             return False
     # bash exports functions under any name, in a value that begins like this (CVE-2014-6271).
     if value.startswith("() {") or _secret_value().search(value):
         return False
-    return upper not in _PROGRAM_NAMES or _PROGRAM.fullmatch(value) is not None
+    return upper not in _PROGRAM_NAMES or re.fullmatch(_PROGRAM, value) is not None
 
 
 def is_core(name: str) -> bool:

@@ -24,7 +24,12 @@ if sys.platform != "win32":
     def _status_flags(fd: int) -> int:
         return fcntl(fd, F_GETFL)
 
+    _major = os.major
+
 else:
+
+    def _major(device: int) -> int:
+        return device
 
     def _status_flags(fd: int) -> int:
         return 0
@@ -477,27 +482,29 @@ def host_sockets() -> list[str]:
 
 # -- descriptors -------------------------------------------------------------------------------------------------------------
 
-_NAMESPACE_FD = re.compile(
-    r"(mnt|net|pid|pid_for_children|user|uts|ipc|cgroup|time|time_for_children):\[\d+\]"
-    r"|anon_inode:(\[(fscontext|userfaultfd|io_uring)\]|\[?bpf.*)"
+# How /proc/self/fd shows them; what has a path begins with "/".
+_LEADS_OUT = (
+    *[f"{kind}:[" for kind in "mnt net pid pid_for_children user uts ipc cgroup time time_for_children".split()],
+    *[f"anon_inode:{kind}" for kind in ("[fscontext]", "[userfaultfd]", "[io_uring]", "bpf", "[bpf")],
 )
 
 
 def refuse_fd(fd: int) -> str | None:
     """Why a file descriptor must not be inherited, or None: some lead past every mount."""
     try:
-        mode = os.fstat(fd).st_mode
+        st = os.fstat(fd)
         flags = _status_flags(fd)
     except OSError:
         return None  # closed; Popen has its own words for that
-    kind = stat.S_IFMT(mode)
+    kind = stat.S_IFMT(st.st_mode)
     if kind == stat.S_IFDIR:
         return "it is a directory, and everything below it could be reached through it"
     if flags & getattr(os, "O_PATH", 0):
         return "it is an O_PATH descriptor"
-    if kind in (stat.S_IFREG, 0):
+    # A device with a major number is a disk; namespaces, and what has no name at all, are on file systems that have none.
+    if kind in (stat.S_IFREG, 0) and _major(st.st_dev) == 0:
         try:
-            if _NAMESPACE_FD.fullmatch(os.readlink(f"/proc/self/fd/{fd}")):
+            if os.readlink(f"/proc/self/fd/{fd}").startswith(_LEADS_OUT):
                 return "it is a namespace or mount descriptor"
         except OSError:
             return None

@@ -172,7 +172,7 @@ def _environ(env: Mapping[Any, Any] | None) -> dict[str, str] | None:
 
 
 def _candidates(executable: bytes, env: Mapping[Any, Any] | None) -> tuple[bytes, ...]:
-    if os.path.dirname(executable):
+    if b"/" in executable:
         return (executable,)
     if env is None:
         return _search(executable, os.environ.get("PATH", os.defpath))

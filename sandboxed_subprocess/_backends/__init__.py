@@ -52,6 +52,11 @@ if sys.platform == "linux":
     # some versions of Python cannot import this one (3.13.0: "error return without exception set").
     import socket  # noqa: F401
 
+    from ._idle import Slot
+
+    # From the import on, so that the first run opens nothing that stays.
+    slot = Slot()
+
 # Imported where they are used, which keeps the import of the package short; but before the first command at the latest:
 # afterwards "import json" could find a file that the command has put into the current directory.
 _LATER = ("json", "difflib", "fnmatch", "grp", "psutil", "tomli_w", "tomllib" if sys.version_info >= (3, 11) else "tomli")

@@ -12,6 +12,7 @@ assert sys.platform == "linux"
 
 import array
 import errno
+import fcntl
 import os
 import select
 import signal
@@ -23,12 +24,14 @@ from .._errors import SandboxSetupError
 from .._launch import ExecFailed, Launch, unknown_end
 from .._plan import Plan
 from .._report import Report, Usage
+from ._idle import Lease
 
 RUNNING, FAILED, EXEC_FAILED, ENDED = 1, 2, 3, 4
 _FAILURE = struct.Struct("=Ii32s")
 _ENDED = struct.Struct("=IiQQQII1024s")
+_WALL_LIMIT, _UNTOUCHED = 1, 2
 _CREDENTIALS = struct.Struct("=iII")
-_ANCILLARY = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(2 * 4)
+_ANCILLARY = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(3 * 4)
 
 
 class ChannelLaunch(Launch):
@@ -43,36 +46,38 @@ class ChannelLaunch(Launch):
         executable: str,
         child_fds: Sequence[int],
         channel: socket.socket,
-        child_channel: socket.socket,
+        lease: Lease | None,
     ) -> None:
         self._child_fds = list(child_fds)
-        self._child_channel: socket.socket | None = child_channel
         self._channel: socket.socket | None = channel
         self._init_fd = -1
         self._command_fd = -1
+        self._lease = lease
+        self._made = -1
+        ours = (*child_fds, lease.fd) if lease is not None and lease.fd >= 0 else tuple(child_fds)
         super().__init__(
             plan=plan,
             report=report,
             argv=argv,
             executable=executable,
-            pass_fds=(*child_fds, child_channel.fileno(), *plan.command.keep_fds),
+            pass_fds=(*ours, *plan.command.keep_fds),
         )
 
     def close_child_side(self) -> None:
         while self._child_fds:
             os.close(self._child_fds.pop())
-        if self._child_channel is not None:
-            self._child_channel.close()
-            self._child_channel = None
 
     def close_parent_side(self) -> None:
         if self._channel is not None:
             self._channel.close()
             self._channel = None
-        for fd in (self._init_fd, self._command_fd):
+        if self._lease is not None:
+            self._lease.end(-1)
+            self._lease = None
+        for fd in (self._init_fd, self._command_fd, self._made):
             if fd >= 0:
                 os.close(fd)
-        self._init_fd = self._command_fd = -1
+        self._init_fd = self._command_fd = self._made = -1
 
     def settle(self, pid: int) -> None:
         channel = self._channel
@@ -87,16 +92,19 @@ class ChannelLaunch(Launch):
         self._take_first(channel)
 
     def _take_first(self, channel: socket.socket) -> None:
-        data, ancillary, flags, _ = channel.recvmsg(8192, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
+        data, ancillary, _, _ = channel.recvmsg(8192, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
         fds, pid = _ancillary(ancillary)
         try:
             if len(data) < 8:
                 raise SandboxSetupError("launcher", detail="it died without a word; out of memory, or killed")
             kind, number = struct.unpack_from("=Ii", data)
             if kind == RUNNING:
-                if len(fds) != 2 or flags & socket.MSG_CTRUNC:
+                if len(fds) < 2:
                     raise SandboxSetupError("pidfd", errno.EMFILE, detail="this process has no file descriptors left")
-                self._init_fd, self._command_fd = fds
+                self._init_fd, self._command_fd = fds[:2]
+                if len(fds) == 3:
+                    # Made for this run: none had been left, or the one that had been could not be entered.
+                    self._made = fds[2]
                 fds = []
                 self.report.pid = pid
                 return
@@ -132,7 +140,11 @@ class ChannelLaunch(Launch):
             unknown_end(self, wall)
             return
         report = self.report
-        _, status, user, system, rss, left_behind, wall_limit, names = record
+        _, status, user, system, rss, left_behind, flags, names = record
+        wall_limit = flags & _WALL_LIMIT
+        if flags & _UNTOUCHED and self._lease is not None:
+            self._lease.end(self._made if self._made >= 0 else self._lease.fd)
+            self._lease = None
         report.usage = Usage(wall, user / 1e6, system / 1e6, rss * 1024)
         if wall_limit:
             report.ended, report.limit = "limit", "wall_seconds"
@@ -167,6 +179,28 @@ class ChannelLaunch(Launch):
         except OSError:
             pass  # the launcher ended without a record; the report says "unknown"
         return None
+
+
+def apart(fd: int, number: int) -> int:
+    """The same descriptor at a number of at least `number`, so that no two that Popen passes on are neighbours, and 3 is not
+    among them: with such gaps CPython closes all others by a few close_range() calls, and without (the range between two
+    neighbours is empty, which is EINVAL) by reading /proc/self/fd; see _close_range_except in _posixsubprocess.c."""
+    try:
+        moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, number)
+    except OSError:
+        return above_stdio(fd)  # the limit of descriptors is lower than that
+    os.close(fd)
+    return moved
+
+
+def above_stdio(fd: int) -> int:
+    """With 0-2 closed in the caller new descriptors get those numbers, and Popen's dup2 would write over them."""
+    if fd > 2:
+        return fd
+    try:
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    finally:
+        os.close(fd)
 
 
 def _is_dead(pid: int) -> bool:

@@ -11,7 +11,6 @@ import sys
 assert sys.platform == "linux"
 
 import errno
-import fcntl
 import functools
 import os
 import socket
@@ -25,16 +24,17 @@ from .._errors import Missing, SandboxSetupError
 from .._plan import SOCKET, Access, Command, Composition, Feature, Plan, Rule
 from .._policy import Limits
 from .._report import Report
-from ._channel import ChannelLaunch, setup_error
+from . import slot
+from ._channel import ChannelLaunch, above_stdio, apart, setup_error
 from ._landlock import IOCTL_DEV, TRUNCATE, WRITE_FILE, Landlock, landlock
 from ._seccomp import compile_filter
 
-_HEADER = struct.Struct("=8sIIiIIIIIQQQQ24s24s")
+_HEADER = struct.Struct("=8sIIiIIIIIQQQQ24s24siI")
 _RECORD = struct.Struct("=IIIIQQ")
 (_ARGV0, _EXEC, _KEEP, _GROUP, _RLIMIT, _FILTER, _SOURCE, _BASE, _MKDIR, _FILE, _LINK, _TBIND, _ATTACH, _PROTECT,
  _PROC, _DEVPTS, _RULE, _MASK, _SEAL, _ALIAS, _SOCKET) = range(1, 22)  # fmt: skip
 _NETNS, _UID, _GID, _GROUPS, _SETSID, _SETPGID, _LISTENER = 1, 2, 4, 8, 16, 32, 64
-READONLY, OPTIONAL, DEVICES, PINNED, FLAT = 1, 2, 8, 16, 32
+READONLY, OPTIONAL, DEVICES, PINNED, FLAT, OURS = 1, 2, 8, 16, 32, 64
 
 _DEVICES = ("null", "zero", "full", "urandom", "tty")
 _GRACE_MS = 200
@@ -95,8 +95,8 @@ class _View:
         place = place.lstrip("/")
         self.mounts.append(_record(_TBIND, flags, 0, 0, 0, os.fsencode(place), os.fsencode(target)))
 
-    def attach(self, source: int, target: str) -> None:
-        self.mounts.append(_record(_ATTACH, 0, source, 0, 0, os.fsencode(target)))
+    def attach(self, source: int, target: str, flags: int = 0) -> None:
+        self.mounts.append(_record(_ATTACH, flags, source, 0, 0, os.fsencode(target)))
 
     def allow(self, path: str, access: int, optional: bool = False) -> None:
         self.landlock.append(_record(_RULE, OPTIONAL if optional else 0, 0, access, 0, os.fsencode(path)))
@@ -149,11 +149,13 @@ def render_view(plan: Plan, ll: Landlock) -> tuple[bytes, int]:
                        ("stderr", "/proc/self/fd/2"), ("ptmx", "pts/ptmx"), ("random", "urandom")):  # fmt: skip
         v.link(f"{hidden}/dev/{name}", text)
     devices = [f"/dev/{name}" for name in _DEVICES if os.path.exists(f"/dev/{name}")]
+    ours = len(devices)
     devices += [path for path in view.devices if os.path.exists(path)]
     shown = []
-    for path in devices:
+    for index, path in enumerate(devices):
         directory = _paths.is_directory(path)
-        shown.append((path, v.source(path, DEVICES | READONLY | (0 if directory else FLAT))))
+        flags = DEVICES | READONLY | (0 if directory else FLAT) | (OURS if index < ours else 0)
+        shown.append((path, v.source(path, flags), flags & OURS))
         if directory:
             v.mkdir(f"{hidden}{path}")
         else:
@@ -161,8 +163,8 @@ def render_view(plan: Plan, ll: Landlock) -> tuple[bytes, int]:
     # Writable for the sake of /dev/shm: it is private, the nodes in it are mount points, which cannot be replaced, and
     # Landlock leaves only shm.
     v.bind(f"{hidden}/dev", "/dev", 0 if writable else READONLY)
-    for path, number in shown:
-        v.attach(number, path)
+    for path, number, flags in shown:
+        v.attach(number, path, flags)
     v.mounts.append(_record(_DEVPTS, 0, 0, 0, 0, b"/dev/pts"))
     # One rule for all nodes in /dev; it does not cover making new ones.
     v.allow("/dev", ll.write & (WRITE_FILE | IOCTL_DEV | TRUNCATE))
@@ -401,24 +403,26 @@ class Namespaces:
             body.append(_filter_record(tuple(policy.syscall_exceptions), self._listens, self._shut_truncate))
         body.append(_command_records(command, policy.limits))
         fds: list[int] = []
-        channel = child = None
+        channel = None
+        # With an exception a command could leave something in the user namespace: a key, say.
+        lease = slot.lease() if policy.network == "none" and not policy.syscall_exceptions else None
         try:
-            fds.append(_above_stdio(os.open(self._launcher, os.O_PATH | os.O_CLOEXEC)))
+            fds.append(apart(os.open(self._launcher, os.O_PATH | os.O_CLOEXEC), 24))
             opened = os.fstat(fds[0])
             if (opened.st_dev, opened.st_ino) != self._launcher_id:
                 raise SandboxSetupError(
                     "launcher", errno.ESTALE, self._launcher, "it is not the one that this process began with"
                 )
-            fds.append(_above_stdio(os.memfd_create("plan", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)))
+            fds.append(apart(os.memfd_create("plan", os.MFD_CLOEXEC), 26))
             channel, child = _socket_pair()
+            fds.append(apart(child.detach(), 28))
             limit = policy.limits.memory_bytes
             text = _header(
-                b"".join(body), child.fileno(), _flags(plan) | (_LISTENER if self._listens else 0), command, known[3],
+                b"".join(body), fds[2], _flags(plan) | (_LISTENER if self._listens else 0), command, known[3],
                 policy.limits.wall_seconds, (ll.write, 0, ll.scoped), f"{limit}" if limit else "25%",
+                lease.fd if lease is not None else -1,
             )  # fmt: skip
             _write_all(fds[1], text)
-            # From here on the plan is what it is: F_SEAL_SEAL | SHRINK | GROW | WRITE (man 2 fcntl).
-            fcntl.fcntl(fds[1], 1033, 15)
             return ChannelLaunch(
                 plan=plan,
                 report=report,
@@ -426,33 +430,24 @@ class Namespaces:
                 executable=f"/proc/self/fd/{fds[0]}",
                 child_fds=fds,
                 channel=channel,
-                child_channel=child,
+                lease=lease,
             )
         except BaseException:
+            if lease is not None:
+                lease.end(-1)
             for fd in fds:
                 os.close(fd)
-            for end in (channel, child):
-                if end is not None:
-                    end.close()
+            if channel is not None:
+                channel.close()
             raise
-
-
-def _above_stdio(fd: int) -> int:
-    """With 0-2 closed in the caller new descriptors get those numbers, and Popen's dup2 would write over them."""
-    if fd > 2:
-        return fd
-    try:
-        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
-    finally:
-        os.close(fd)
 
 
 def _socket_pair() -> tuple[socket.socket, socket.socket]:
     a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if a.fileno() <= 2:
-        a = socket.socket(fileno=_above_stdio(a.detach()))
+        a = socket.socket(fileno=above_stdio(a.detach()))
     if b.fileno() <= 2:
-        b = socket.socket(fileno=_above_stdio(b.detach()))
+        b = socket.socket(fileno=above_stdio(b.detach()))
     a.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
     return a, b
 
@@ -476,13 +471,13 @@ def _flags(plan: Plan) -> int:
 
 def _header(
     body: bytes, channel: int, flags: int, command: Command, sources: int, wall: float | None,
-    landlock_rights: tuple[int, int, int], tmpfs_size: str,
+    landlock_rights: tuple[int, int, int], tmpfs_size: str, namespace: int,
 ) -> bytes:  # fmt: skip
     return (
         _HEADER.pack(
-            b"sbxplan1", _HEADER.size + len(body), os.getpid(), channel, flags, command.uid or 0, command.gid or 0,
+            b"sbxplan2", _HEADER.size + len(body), os.getpid(), channel, flags, command.uid or 0, command.gid or 0,
             _GRACE_MS, sources, min(max(1, round(wall * 1000)), 1 << 62) if wall is not None else 0, *landlock_rights,
-            tmpfs_size.encode(), b"1048576",
+            tmpfs_size.encode(), b"1048576", namespace, 0,
         ) + body
     )  # fmt: skip
 
@@ -543,9 +538,9 @@ def _try(backend: Namespaces, launcher: str, ll: Landlock) -> SandboxSetupError 
         raise Missing(f"the launcher could not be tried ({error})", transient=True) from None
     plan_fd = -1
     try:
-        plan_fd = _above_stdio(os.memfd_create("plan", os.MFD_CLOEXEC))
+        plan_fd = above_stdio(os.memfd_create("plan", os.MFD_CLOEXEC))
         command = Command((b"probe",), ())
-        header = _header(b"".join(body), child.fileno(), flags, command, 0, None, (ll.write, 0, ll.scoped), "1m")
+        header = _header(b"".join(body), child.fileno(), flags, command, 0, None, (ll.write, 0, ll.scoped), "1m", -1)
         _write_all(plan_fd, header)
         status = subprocess.Popen(
             [b"sandboxed-subprocess %d" % plan_fd],

@@ -8,7 +8,7 @@
  *          watches the calling process. When it ends, for whatever reason, the kernel ends everything inside.
  * command  What the user asked for. Drops every privilege, proves it, and execs.
  *
- * The plan comes in a sealed memfd whose number is in argv[0] ("sandboxed-subprocess N"); the rest of argv and the
+ * The plan comes in a memfd whose number is in argv[0] ("sandboxed-subprocess N"); the rest of argv and the
  * whole environment are the command's own. Everything in the plan is parsed and checked before the first
  * irreversible step; after that nothing is allocated. The launcher is linked statically, so that LD_PRELOAD and its
  * kin, which belong to the command, have no power over it, and it carries its own kernel constants, so that the
@@ -76,6 +76,8 @@ enum {
 #define SECCOMP_FILTER_FLAG_NEW_LISTENER_ 8u
 #define SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV_ 32u
 #define SO_NETNS_COOKIE_ 71
+#define SIOCGSKNS_ 0x894c
+#define NS_GET_USERNS_ 0xb701
 #define PIDFD_THREAD_ O_EXCL
 #define CAP_SYS_PTRACE_ 19
 #define SECCOMP_IOCTL_NOTIF_RECV_ 0xc0502100ul
@@ -124,6 +126,8 @@ struct header {
 	uint64_t wall_ms;            /* limit of wall time; 0: none */
 	uint64_t ll_fs, ll_net, ll_scoped;   /* Landlock: rights handled; all zero: no ruleset */
 	char tmpfs_size[24], tmpfs_inodes[24];
+	int32_t namespace;           /* a network namespace that an earlier run left untouched, to be used again; or -1 */
+	uint32_t unused;
 };
 
 enum { F_NETNS = 1, F_UID = 2, F_GID = 4, F_GROUPS = 8, F_SETSID = 16, F_SETPGID = 32, F_LISTENER = 64 };
@@ -150,8 +154,9 @@ struct record {
 	uint32_t raw_length;
 };
 
-/* flags in numbers.a of SOURCE, TBIND, ATTACH, PROTECT, PROC and RULE */
-enum { O_READONLY = 1, O_OPTIONAL = 2, O_DEVICES = 8, O_PINNED = 16, O_FLAT = 32 };
+/* flags in numbers.a of SOURCE, TBIND, ATTACH, PROTECT, PROC and RULE. O_OURS: on the way there is nothing but what root or
+ * we have made, so that no link needs to be looked for. */
+enum { O_READONLY = 1, O_OPTIONAL = 2, O_DEVICES = 8, O_PINNED = 16, O_FLAT = 32, O_OURS = 64 };
 
 enum { MAX_KEEP = 1024, MAX_SOURCES = 65536 };
 
@@ -173,6 +178,8 @@ static int pair[2] = {-1, -1};             /* [0] monitor, [1] init: forwarded s
 static int tmpfs_fd = -1;
 static int sigchld_ignored;
 static int maps_by_monitor;
+static int joined;                         /* the user and network namespaces are those of an earlier run */
+static int namespace_fd = -1;              /* init: a network namespace made here, to be handed to the caller */
 static sigset_t original_mask, everything;
 static mode_t original_umask;
 static char cwd[PATH_MAX];
@@ -186,8 +193,9 @@ static volatile struct failure failure;    /* written by the command in the memo
 enum { M_RUNNING = 1, M_FAILED = 2, M_EXEC_FAILED = 3, M_ENDED = 4 };
 struct message { uint32_t type; int32_t error; char step[32]; char path[PATH_MAX]; };
 struct ended {
-	uint32_t type; int32_t status; uint64_t user_us, system_us, max_rss_kb; uint32_t left_behind, wall_limit; char names[1024];
+	uint32_t type; int32_t status; uint64_t user_us, system_us, max_rss_kb; uint32_t left_behind, flags; char names[1024];
 };
+enum { E_WALL_LIMIT = 1, E_UNTOUCHED = 2 };
 
 static void report_failure(uint32_t type, const char *step, int error, const char *path)
 {
@@ -287,6 +295,25 @@ static int by_number(const void *a, const void *b)
 	return x < y ? -1 : x > y;
 }
 
+/* Most plans are small; asking the kernel for more memory costs three calls. */
+static void *table(size_t count, size_t each)
+{
+	static char small[16384] __attribute__((aligned(16)));
+	static size_t used;
+	size_t size = (count * each + 15) & ~(size_t)15;
+	void *found;
+
+	if (size <= sizeof small - used) {
+		found = small + used;
+		used += size;
+	} else {
+		found = calloc(count, each);
+	}
+	if (!found)
+		bad_plan("out of memory");
+	return found;
+}
+
 static void parse(int fd)
 {
 	struct stat st;
@@ -298,7 +325,7 @@ static void parse(int fd)
 	plan = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE | MAP_POPULATE, fd, 0);
 	if (plan == MAP_FAILED)
 		bad_plan("plan: cannot be mapped");
-	if (memcmp(plan->magic, "sbxplan1", 8) || plan->size != (uint64_t)st.st_size)
+	if (memcmp(plan->magic, "sbxplan2", 8) || plan->size != (uint64_t)st.st_size)
 		bad_plan("plan: written for another version of the launcher; reinstall sandboxed_subprocess");
 	plan_end = (const char *)plan + plan->size;
 	if (plan->sources > MAX_SOURCES || !memchr(plan->tmpfs_size, 0, sizeof plan->tmpfs_size) ||
@@ -331,11 +358,9 @@ static void parse(int fd)
 	}
 	if (!execs || sources != plan->sources || kept > MAX_KEEP)
 		bad_plan("plan: incomplete, or more than it says");
-	candidates = calloc(execs + 1, sizeof *candidates);
-	source_fd = calloc(sources + 1, sizeof *source_fd);
-	group_list = calloc(groups + 1, sizeof *group_list);
-	if (!candidates || !source_fd || !group_list)
-		bad_plan("out of memory");
+	candidates = table(execs + 1, sizeof *candidates);
+	source_fd = table(sources + 1, sizeof *source_fd);
+	group_list = table(groups + 1, sizeof *group_list);
 	execs = 0;
 	FOR_EACH_RECORD(r) {
 		if (r.kind == K_ARGV0)
@@ -388,6 +413,11 @@ static int attach(int mount_fd, const char *target)
 	result = (int)syscall(NR_move_mount, mount_fd, "", to, "", MOVE_MOUNT_F_EMPTY_PATH_ | MOVE_MOUNT_T_EMPTY_PATH_);
 	close(to);
 	return result;
+}
+
+static int attach_ours(int mount_fd, const char *target)
+{
+	return (int)syscall(NR_move_mount, mount_fd, "", AT_FDCWD, target, MOVE_MOUNT_F_EMPTY_PATH_);
 }
 
 static int absent(void)
@@ -479,7 +509,9 @@ static int own_identity(void)
 {
 	char go;
 
-	if (maps_by_monitor) {
+	if (joined) {
+		/* The maps were written when the namespace was made. */
+	} else if (maps_by_monitor) {
 		ssize_t n;
 		do
 			n = recv(pair[1], &go, 1, 0);
@@ -487,6 +519,9 @@ static int own_identity(void)
 		if (n != 1)
 			_exit(125);      /* the monitor failed and has said so, or died */
 	} else {
+		/* The files are root's where the real and the effective user differed at the exec (man 2 prctl). */
+		if (prctl(PR_SET_DUMPABLE, 1) < 0)
+			return -1;
 		/* One id, mapped to itself; setgroups must be given up first (man 7 user_namespaces). */
 		step_path = "/proc/self/uid_map";
 		if (write_file(step_path, uid_map) < 0)
@@ -511,7 +546,7 @@ static int loopback(void)
 	struct sockaddr_in *address = (struct sockaddr_in *)&r.ifr_addr;
 	int s;
 
-	if (!(plan->flags & F_NETNS))
+	if (!(plan->flags & F_NETNS) || joined)
 		return 0;
 	s = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 	if (s < 0)
@@ -529,6 +564,8 @@ static int loopback(void)
 	 * the address down and up again. */
 	if (ioctl(s, SIOCSIFADDR, &r) < 0)
 		goto fail;
+	/* Without it (-1) the next run makes one of its own. */
+	namespace_fd = ioctl(s, SIOCGSKNS_);
 	return close(s);
 fail:
 	close(s);
@@ -551,15 +588,19 @@ static int open_sources(void)
 		if (r.kind != K_SOURCE)
 			continue;
 		step_path = r.s[0];
-		int place = open_target(r.s[0]);
-		if (place < 0 && r.n.a & O_OPTIONAL && absent()) {
-			source_fd[i++] = -1;
-			continue;
+		if (r.n.a & O_OURS) {
+			fd = open_tree(AT_FDCWD, r.s[0], OPEN_TREE_CLONE_ | AT_SYMLINK_NOFOLLOW | recursive);
+		} else {
+			int place = open_target(r.s[0]);
+			if (place < 0 && r.n.a & O_OPTIONAL && absent()) {
+				source_fd[i++] = -1;
+				continue;
+			}
+			if (place < 0)
+				return -1;
+			fd = open_tree(place, "", OPEN_TREE_CLONE_ | AT_EMPTY_PATH | recursive);
+			close(place);
 		}
-		if (place < 0)
-			return -1;
-		fd = open_tree(place, "", OPEN_TREE_CLONE_ | AT_EMPTY_PATH | recursive);
-		close(place);
 		if (fd < 0)
 			return -1;
 		if (r.n.a & O_PINNED) {
@@ -608,6 +649,8 @@ static int view_record(const struct record *r)
 		return symlinkat(r->s[1], tmpfs_fd, r->s[0]);
 	case K_FILE:
 		/* n.d: the size to show; bytes beyond the content are a hole */
+		if (!r->raw_length && !r->n.d)
+			return mknodat(tmpfs_fd, r->s[0], S_IFREG | r->n.a, 0);
 		fd = openat(tmpfs_fd, r->s[0], O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, r->n.a);
 		if (fd < 0)
 			return -1;
@@ -654,7 +697,7 @@ static int view_record(const struct record *r)
 		fd = source_fd[r->n.b];
 		if (fd < 0)
 			return 0;      /* optional, and not there when it was opened */
-		if (attach(fd, r->s[0]) < 0)
+		if ((r->n.a & O_OURS ? attach_ours : attach)(fd, r->s[0]) < 0)
 			return -1;
 		close(fd);
 		source_fd[r->n.b] = -1;
@@ -699,7 +742,7 @@ static int view_record(const struct record *r)
 		                                      (r->n.a & O_READONLY ? MOUNT_ATTR_RDONLY_ : 0));
 		if (fd < 0)
 			return -1;
-		if (attach(fd, step_path) < 0)
+		if (attach_ours(fd, step_path) < 0)
 			goto fail;
 		close(fd);
 		return 0;
@@ -709,7 +752,7 @@ static int view_record(const struct record *r)
 		fd = new_filesystem("devpts", options, MOUNT_ATTR_NOSUID_ | MOUNT_ATTR_NOEXEC_);
 		if (fd < 0)
 			return -1;
-		if (attach(fd, r->s[0]) < 0)
+		if (attach_ours(fd, r->s[0]) < 0)
 			goto fail;
 		close(fd);
 		return 0;
@@ -1068,11 +1111,12 @@ static int say_running(void)
 	struct iovec io = {type, sizeof type};
 	union {
 		struct cmsghdr align;
-		char bytes[CMSG_SPACE(sizeof(struct ucred)) + CMSG_SPACE(2 * sizeof(int))];
+		char bytes[CMSG_SPACE(sizeof(struct ucred)) + CMSG_SPACE(3 * sizeof(int))];
 	} control;
 	struct msghdr m = {.msg_iov = &io, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
 	struct ucred who = {command_pid, geteuid(), getegid()};
-	int fds[2], failed;
+	int fds[3] = {-1, -1, namespace_fd}, failed;
+	size_t size = (namespace_fd < 0 ? 2 : 3) * sizeof *fds;
 	struct cmsghdr *c;
 
 	memset(&control, 0, sizeof control);
@@ -1088,8 +1132,9 @@ static int say_running(void)
 	c = CMSG_NXTHDR(&m, c);
 	c->cmsg_level = SOL_SOCKET;
 	c->cmsg_type = SCM_RIGHTS;
-	c->cmsg_len = CMSG_LEN(sizeof fds);
-	memcpy(CMSG_DATA(c), fds, sizeof fds);
+	c->cmsg_len = CMSG_LEN(size);
+	memcpy(CMSG_DATA(c), fds, size);
+	m.msg_controllen = CMSG_SPACE(sizeof who) + CMSG_SPACE(size);
 	failed = sendmsg(plan->socket, &m, MSG_NOSIGNAL) < 0 && errno != EPIPE && errno != ECONNRESET;
 	close(fds[0]);
 	close(fds[1]);
@@ -1580,6 +1625,31 @@ static void start_connector(void)
 		connector_pid = 0;
 }
 
+/* Nobody is left inside. Whether the network namespace is as it was made, so that the next run cannot tell it from a new
+ * one: no packet ever crossed an interface (or a port could be held by a connection in TIME_WAIT, or data be on its way),
+ * and no socket is left, not even one in flight in a message that nobody will read. What else it holds (addresses, routes,
+ * settings) only CAP_NET_ADMIN can change, which no command has. */
+static int untouched(void)
+{
+	static const char none[] = "sockets: used 0\n";
+	char text[2048], *line, *state = NULL;
+	int devices = 0;
+
+	if (read_text("/proc/self/net/sockstat", text, sizeof text) < 0 || strncmp(text, none, sizeof none - 1))
+		return 0;
+	if (read_text("/proc/self/net/dev", text, sizeof text) < 0 || strlen(text) == sizeof text - 1)
+		return 0;
+	for (line = strtok_r(text, "\n", &state); line; line = strtok_r(NULL, "\n", &state)) {
+		char *counters = strchr(line, ':');
+		if (!counters)
+			continue;      /* the heading */
+		devices++;
+		if (counters[strspn(counters, ": 0")])
+			return 0;
+	}
+	return devices > 0;
+}
+
 static void __attribute__((noreturn)) init_loop(void)
 {
 	static struct ended e;
@@ -1619,7 +1689,7 @@ static void __attribute__((noreturn)) init_loop(void)
 		if (command_done && (state & 2 || (deadline - now_ms()) <= 0))
 			break;
 		if (!command_done && wall_end >= 0 && now_ms() >= wall_end) {
-			e.wall_limit = 1;
+			e.flags |= E_WALL_LIMIT;
 			break;
 		}
 		if (command_done)
@@ -1673,6 +1743,8 @@ static void __attribute__((noreturn)) init_loop(void)
 			e.max_rss_kb = (uint64_t)u.ru_maxrss;
 		}
 	}
+	if (plan->flags & F_NETNS && untouched())
+		e.flags |= E_UNTOUCHED;
 	e.status = status;
 	(void)send(plan->socket, &e, sizeof e, MSG_NOSIGNAL | MSG_DONTWAIT);
 	(void)send(pair[1], &status, sizeof status, MSG_NOSIGNAL);
@@ -1853,10 +1925,37 @@ static int write_maps(pid_t init)
 	return send(pair[0], "", 1, MSG_NOSIGNAL) == 1 ? 0 : -1;
 }
 
+/* The user and the network namespace of an earlier run that has left them as they were made: making them is most of the
+ * price of a sandbox, and the kernel takes them apart one at a time. Nobody else is in them.
+ *
+ * Where the user namespace cannot be entered (the caller has changed its own namespaces, say), new ones are made. */
+static int join_namespaces(void)
+{
+	int owner;
+
+	if (plan->namespace < 0)
+		return 0;
+	owner = ioctl(plan->namespace, NS_GET_USERNS_);
+	if (owner < 0)
+		return 0;
+	joined = setns(owner, CLONE_NEWUSER) == 0;
+	close(owner);
+	return joined ? setns(plan->namespace, CLONE_NEWNET) : 0;
+}
+
+/* What the monitor got by entering a user namespace: every capability in it, of which it needs none, and a /proc entry that
+ * belongs to root. */
+static int stay_ordinary(void)
+{
+	if (drop_capabilities() < 0)
+		return -1;
+	return prctl(PR_SET_DUMPABLE, 1);
+}
+
 static void monitor_main(void)
 {
 	struct sigaction before, fallback;
-	unsigned long flags = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP | SIGCHLD;
+	unsigned long flags = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP | SIGCHLD;
 	pid_t init;
 
 	/* Closed in the caller means closed in the command: hold their place until the exec. */
@@ -1904,9 +2003,12 @@ static void monitor_main(void)
 	step_name = "socketpair";
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
 		give_up();
+	step_name = "namespace";
+	if (plan->flags & F_NETNS && join_namespaces() < 0)
+		give_up();
 	step_name = "clone";
-	if (plan->flags & F_NETNS)
-		flags |= CLONE_NEWNET;
+	if (!joined)
+		flags |= CLONE_NEWUSER | (plan->flags & F_NETNS ? CLONE_NEWNET : 0);
 	mark("monitor");
 	init = (pid_t)syscall(SYS_clone, flags, 0, 0, 0, 0);
 	if (init < 0)
@@ -1916,7 +2018,7 @@ static void monitor_main(void)
 		init_main();
 	}
 	close(pair[1]);
-	if (maps_by_monitor && write_maps(init) < 0) {
+	if (joined ? stay_ordinary() < 0 : maps_by_monitor && write_maps(init) < 0) {
 		step_name = "identity";
 		report_failure(M_FAILED, step_name, errno, step_path);
 		kill(init, SIGKILL);

@@ -113,15 +113,15 @@ def test_a_damaged_plan_is_refused_before_anything_happens(ws, damage):
     header = linux_namespaces._HEADER
     good = linux_namespaces._record(linux_namespaces._EXEC, 0, 0, 0, 0, b"/bin/true")
 
-    def plan(body, magic=b"sbxplan1", extra=0, sources=0):
+    def plan(body, magic=b"sbxplan2", extra=0, sources=0):
         return (
-            header.pack(magic, header.size + len(body) + extra, os.getpid(), 0, 0, 0, 0, 0, sources, 0, 0, 0, 0, b"1m", b"1")
+            header.pack(magic, header.size + len(body) + extra, os.getpid(), 0, 0, 0, 0, 0, sources, 0, 0, 0, 0, b"1m", b"1", -1, 0)
             + body
         )
 
     data = {
         "empty": b"",
-        "short": b"sbxplan1",
+        "short": b"sbxplan2",
         "magic": plan(good, magic=b"sbxplan0"),
         "size": plan(good, extra=8),
         "record": plan(struct.pack("=II", 3, 1 << 30) + b"x" * 64),
