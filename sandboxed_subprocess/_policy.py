@@ -6,7 +6,6 @@ mean on a host is found out by `_plan.compile_view`.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, cast
 
 from . import danger
 from ._errors import PolicyError
+from ._fields import Frozen, frozen_error
 from .network._rules import NetworkRule, network_rule
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Glob:
         object.__setattr__(self, "pattern", pattern)
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
+        raise frozen_error("assign to", name)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Glob) and other.pattern == self.pattern
@@ -116,8 +116,7 @@ def _choice(value: object, field: str, choices: Sequence[str]) -> None:
         raise PolicyError(f"{field}={value!r}: one of {', '.join(map(repr, choices))}")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Environment:
+class Environment(Frozen):
     """What of an environment the command may see.
 
     Args:
@@ -152,11 +151,10 @@ class Environment:
         object.__setattr__(self, "set", tuple(sorted(values.items())))
 
     def replace(self, **changes: Any) -> Environment:
-        return dataclasses.replace(self, **changes)
+        return self._changed(changes)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Limits:
+class Limits(Frozen):
     """Bounds for the whole tree of processes (`file_bytes` and `open_files`: for each process). None: no limit."""
 
     memory_bytes: int | None = None
@@ -169,23 +167,23 @@ class Limits:
     output_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
+        for name in self.names():
+            value = getattr(self, name)
             if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise PolicyError(f"limits.{field.name}={value!r} is not a number")
-            if not field.name.endswith("_seconds") and not isinstance(value, int):
-                raise PolicyError(f"limits.{field.name}={value!r} is not a whole number")
+                raise PolicyError(f"limits.{name}={value!r} is not a number")
+            if not name.endswith("_seconds") and not isinstance(value, int):
+                raise PolicyError(f"limits.{name}={value!r} is not a whole number")
             if not 0 < value < 1 << 62:
-                raise PolicyError(f"limits.{field.name}={value!r}: a limit is positive; None means no limit")
+                raise PolicyError(f"limits.{name}={value!r}: a limit is positive; None means no limit")
         if self.memory_bytes is not None and self.memory_bytes < 1 << 20:
             raise PolicyError(f"limits.memory_bytes={self.memory_bytes} is under 1 MiB; is it in kilobytes?")
         if self.open_files is not None and self.open_files < 3:
             raise PolicyError(f"limits.open_files={self.open_files}: a command needs its three standard streams")
 
     def replace(self, **changes: Any) -> Limits:
-        return dataclasses.replace(self, **changes)
+        return self._changed(changes)
 
     @classmethod
     def unlimited(cls) -> Limits:
@@ -253,8 +251,7 @@ if TYPE_CHECKING:
         output_bytes: int | None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Policy:
+class Policy(Frozen):
     """What a command, and everything it starts, may do. Equal policies compile to equal plans.
 
     Args:
@@ -295,14 +292,17 @@ class Policy:
     limits: Limits = Limits()
     syscall_exceptions: Sequence[str] = ()
     commands: Any = None
-    approver: Callable[..., Any] | None = dataclasses.field(default=None, compare=False, repr=False)
+    approver: Callable[..., Any] | None = None
     upgrade_to: Policy | None = None
     enforcement: Literal["strict", "best-effort"] = "strict"
     backend: str | None = None
     terminate_grace: float = 2.0
-    on_event: Callable[..., Any] | None = dataclasses.field(default=None, compare=False, repr=False)
+    on_event: Callable[..., Any] | None = None
     observe: Sequence[str] = ()
-    unconfined: bool = dataclasses.field(default=False, repr=False)
+    unconfined: bool = False
+
+    _not_compared = frozenset({"approver", "on_event"})
+    _not_shown = frozenset({"approver", "on_event", "unconfined"})
 
     def __post_init__(self) -> None:
         def put(name: str, value: object) -> None:
@@ -387,12 +387,12 @@ class Policy:
         if self.upgrade_to is not None and not isinstance(self.upgrade_to, Policy):
             raise PolicyError(f"upgrade_to={self.upgrade_to!r} is not a Policy")
 
-    # Policies key the caches of every launch, and the generated hash walks all fields each time.
+    # Policies key the caches of every launch, and the ordinary hash walks all fields each time.
     def __hash__(self) -> int:
         try:
             return cast(int, self.__dict__["_hash"])
         except KeyError:
-            value = hash(tuple(getattr(self, f.name) for f in dataclasses.fields(self) if f.compare))
+            value = super().__hash__()
             object.__setattr__(self, "_hash", value)
             return value
 
@@ -452,7 +452,7 @@ class Policy:
 
     def replace(self, **changes: Unpack[PolicyFields]) -> Self:
         """A copy with these fields changed; fields of `Environment` and `Limits` may be named directly."""
-        return dataclasses.replace(self, **_parts(changes, {"environment": self.environment, "limits": self.limits}))
+        return self._changed(_parts(changes, {"environment": self.environment, "limits": self.limits}))
 
     def with_write(self, *paths: StrPath) -> Self:
         return self.replace(write=(*self.write, *paths))
@@ -484,15 +484,15 @@ class Policy:
         if self.unconfined:
             out["preset"] = "danger-full-access"
             start = Policy.danger_full_access()
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            unchanged = getattr(start, field.name)
-            if field.name in ("unconfined", "commands") or not field.compare or value == unchanged:
+        for name in self.names():
+            value = getattr(self, name)
+            unchanged = getattr(start, name)
+            if name in ("unconfined", "commands", *self._not_compared) or value == unchanged:
                 continue
-            if field.name == "upgrade_to":
-                out[field.name] = value.to_dict()
-            elif field.name == "network":
-                out[field.name] = (
+            if name == "upgrade_to":
+                out[name] = value.to_dict()
+            elif name == "network":
+                out[name] = (
                     [_rule_out(r) for r in value]
                     if isinstance(value, tuple)
                     else _danger_out(value)
@@ -500,16 +500,16 @@ class Policy:
                     else value
                 )
             elif isinstance(value, (Environment, Limits)):
-                part = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-                out[field.name] = {
+                part = {k: getattr(value, k) for k in value.names()}
+                out[name] = {
                     k: dict(v) if k == "set" else list(v) if isinstance(v, tuple) else v
                     for k, v in part.items()
                     if v != getattr(unchanged, k)
                 }
             elif isinstance(value, tuple):
-                out[field.name] = [_item_out(v) for v in value]
+                out[name] = [_item_out(v) for v in value]
             else:
-                out[field.name] = value
+                out[name] = value
         return out
 
     @classmethod
@@ -523,7 +523,7 @@ class Policy:
             raise PolicyError(f"a policy is a table of fields, not {data!r}")
         fields = dict(data)
         preset = fields.pop("preset", "workspace-write")
-        known = [f.name for f in dataclasses.fields(cls) if f.name not in ("unconfined", "approver", "on_event", "commands")]
+        known = [name for name in cls.names() if name not in ("unconfined", "approver", "on_event", "commands")]
         for key in fields:
             if key not in known:
                 table = next((name for name, names in _PART_FIELDS.items() if key in names), None)
@@ -532,7 +532,7 @@ class Policy:
         for name, part in (("environment", Environment), ("limits", Limits)):
             if name in fields:
                 table = fields[name]
-                names = [f.name for f in dataclasses.fields(part)]
+                names = part.names()
                 if not isinstance(table, Mapping):
                     raise PolicyError(f"{name}: a table of {', '.join(names)} is needed, not {table!r}")
                 for key in table:
@@ -551,7 +551,7 @@ class Policy:
                 if not isinstance(fields[name], (list, tuple)):
                     raise PolicyError(f"{name}: a list of paths is needed, not {fields[name]!r}")
                 fields[name] = [_item_in(v, name) for v in fields[name]]
-        return dataclasses.replace(start, **fields)
+        return start._changed(fields)
 
     def to_json(self) -> str:
         import json
@@ -620,7 +620,7 @@ def _parts(fields: Mapping[str, Any], base: Mapping[str, Any] | None = None) -> 
         if inner:
             if name in fields:
                 raise PolicyError(f"{name}= and {', '.join(inner)}= were both given; put the latter into the former")
-            out[name] = dataclasses.replace(out.get(name, part()), **inner)
+            out[name] = out.get(name, part()).replace(**inner)
     for key in fields:
         if key not in _POLICY_FIELDS and not any(key in names for names in _PART_FIELDS.values()):
             known = sorted(_POLICY_FIELDS | set().union(*_PART_FIELDS.values()))
@@ -628,10 +628,10 @@ def _parts(fields: Mapping[str, Any], base: Mapping[str, Any] | None = None) -> 
     return out
 
 
-_POLICY_FIELDS = {f.name for f in dataclasses.fields(Policy)} - {"unconfined"}
+_POLICY_FIELDS = set(Policy.names()) - {"unconfined"}
 _PART_FIELDS = {
-    "environment": {f.name for f in dataclasses.fields(Environment)},
-    "limits": {f.name for f in dataclasses.fields(Limits)},
+    "environment": set(Environment.names()),
+    "limits": set(Limits.names()),
 }
 
 

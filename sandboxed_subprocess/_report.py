@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 from typing import Any, Literal, NamedTuple
+
+from ._fields import Fields
 
 
 class Enforcement(enum.Enum):
@@ -38,8 +39,7 @@ class Usage(NamedTuple):
     max_rss_bytes: int = 0
 
 
-@dataclasses.dataclass
-class Report:
+class Report(Fields):
     """On results, processes and errors as `.sandbox`. Complete once the command has ended.
 
     Attributes:

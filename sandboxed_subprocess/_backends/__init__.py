@@ -59,7 +59,8 @@ if sys.platform == "linux":
 
 # Imported where they are used, which keeps the import of the package short; but before the first command at the latest:
 # afterwards "import json" could find a file that the command has put into the current directory.
-_LATER = ("json", "difflib", "fnmatch", "grp", "psutil", "tomli_w", "tomllib" if sys.version_info >= (3, 11) else "tomli")
+_TOML = "tomllib" if sys.version_info >= (3, 11) else "tomli"
+_LATER = ("json", "dataclasses", "difflib", "fnmatch", "grp", "psutil", "tomli_w", _TOML)
 
 _lock = threading.Lock()
 _found: dict[str, Backend | Missing] = {}

@@ -23,7 +23,7 @@ LAYERS = [
     ["_policy"],
     ["danger"],
     ["commands._rules", "network._rules", "commands", "network"],
-    ["_errors", "_version"],
+    ["_errors", "_fields", "_version"],
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
