@@ -3,8 +3,6 @@
 import sandboxed_subprocess as subprocess
 """
 
-from __future__ import annotations
-
 import sys as _sys
 
 if _sys.argv[:1] == ["-m"] and "sandboxed_subprocess" in _sys.orig_argv and not getattr(_sys.flags, "safe_path", False):
@@ -14,8 +12,9 @@ if _sys.argv[:1] == ["-m"] and "sandboxed_subprocess" in _sys.orig_argv and not 
     del _sys.path[0]
 
 import subprocess as _stdlib
+import types as _types
+import typing as _typing
 from subprocess import DEVNULL, PIPE, STDOUT, CalledProcessError, SubprocessError, TimeoutExpired, list2cmdline
-from typing import TYPE_CHECKING
 
 from . import danger
 from ._errors import (
@@ -48,7 +47,7 @@ __all__ = [
     "CalledProcessError", "DEVNULL", "SubprocessError", "TimeoutExpired", "CompletedProcess",
     "CommandRejected", "Enforcement", "Environment", "Glob", "LimitExceeded", "Limits", "NetworkRule", "Policy",
     "PolicyError", "Report", "SandboxError", "SandboxSetupError", "SandboxUnavailable", "SandboxWarning", "Usage",
-    "Violation", "danger", "default_policy", "network_rule", "set_default_policy",
+    "Violation", "default_policy", "network_rule", "set_default_policy",
 ]  # fmt: skip
 
 # Windows constants and STARTUPINFO: values and classes, nothing that spawns.
@@ -57,12 +56,31 @@ for _name in _stdlib.__all__:
     if _name not in __all__ and (isinstance(_value, int) or _name == "STARTUPINFO"):
         globals()[_name] = _value
         __all__.append(_name)
+
+if not _typing.TYPE_CHECKING:
+    # What else the stdlib module holds, which its users' tests reach for: private names and modules, never a public
+    # callable. Hidden from type checkers, to which a wrong name must stay one.
+    _borrowed = {
+        _name
+        for _name, _value in vars(_stdlib).items()
+        if (_name.startswith("_") and not _name.startswith("__")) or isinstance(_value, _types.ModuleType)
+    } - globals().keys()
+    globals().update({_name: getattr(_stdlib, _name) for _name in _borrowed})
+
+    class _Module(_types.ModuleType):
+        """Setting or deleting a borrowed name does it to the stdlib module too, since ours is its Popen:
+        `mock.patch("subprocess._fork_exec")` works as ever."""
+
+        def __setattr__(self, name: str, value: object) -> None:
+            super().__setattr__(name, value)
+            if name in _borrowed:
+                setattr(_stdlib, name, value)
+
+        def __delattr__(self, name: str) -> None:
+            super().__delattr__(name)
+            if name in _borrowed:
+                delattr(_stdlib, name)
+
+    _sys.modules[__name__].__class__ = _Module
+
 del _name, _value
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> object:
-        """The stdlib module's private names, which its users' tests reach for; never a public callable."""
-        if name.startswith("_") and not name.startswith("__") and hasattr(_stdlib, name):
-            return getattr(_stdlib, name)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -127,16 +127,16 @@ class Popen(subprocess.Popen[AnyStr], Generic[AnyStr]):
                 stream.close()
         try:
             if ends_itself:
-                subprocess.Popen.wait(self, _ENDS_ITSELF)
-        except subprocess.TimeoutExpired:
+                super().wait(_ENDS_ITSELF)
+        except TimeoutExpired:
             pass  # stopped by somebody, or a machine under great load
         finally:
-            if subprocess.Popen.poll(self) is None:
+            if super().poll() is None:
                 try:
                     os.kill(self.pid, _SIGKILL)
                 except ProcessLookupError:
                     pass
-            subprocess.Popen.wait(self)
+            super().wait()
 
     # The stdlib assigns returncode on every path on which it learns of the end; this is the only place to watch.
     @property

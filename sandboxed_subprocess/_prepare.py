@@ -206,7 +206,10 @@ def _identity(options: dict[str, Any]) -> tuple[int | None, int | None, tuple[in
     gid = None if group is None else _number(group, "Group", _group_number)
     if isinstance(extra, str):
         raise TypeError("Groups must be a list, not a string")
-    groups = None if extra is None else tuple(_number(g, "Group", _group_number) for g in extra)
+    try:
+        groups = None if extra is None else tuple([_number(g, "Group", _group_number) for g in extra])
+    except OverflowError:
+        raise ValueError("invalid group id") from None  # as _posixsubprocess has it
     uid = None if user is None else _number(user, "User", _user_number)
     return uid, gid, groups
 

@@ -52,6 +52,11 @@ if sys.platform == "linux":
     # some versions of Python cannot import this one (3.13.0: "error return without exception set").
     import socket  # noqa: F401
 
+    # And these: by then this package may be in the stdlib module's place, in sys.modules.
+    import subprocess
+
+    DEVNULL, StdlibPopen, TimeoutExpired = subprocess.DEVNULL, subprocess.Popen, subprocess.TimeoutExpired
+
     from ._idle import Slot
 
     # From the import on, so that the first run opens nothing that stays.

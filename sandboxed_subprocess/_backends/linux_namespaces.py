@@ -16,7 +16,6 @@ import os
 import socket
 import stat
 import struct
-import subprocess
 from collections.abc import Iterable
 
 from .. import _native, _paths
@@ -24,7 +23,7 @@ from .._errors import Missing, SandboxSetupError
 from .._plan import SOCKET, Access, Command, Composition, Feature, Plan, Rule
 from .._policy import Limits
 from .._report import Report
-from . import slot
+from . import DEVNULL, StdlibPopen, TimeoutExpired, slot
 from ._channel import ChannelLaunch, above_stdio, apart, setup_error
 from ._landlock import IOCTL_DEV, TRUNCATE, WRITE_FILE, Landlock, landlock
 from ._seccomp import compile_filter
@@ -542,19 +541,19 @@ def _try(backend: Namespaces, launcher: str, ll: Landlock) -> SandboxSetupError 
         command = Command((b"probe",), ())
         header = _header(b"".join(body), child.fileno(), flags, command, 0, None, (ll.write, 0, ll.scoped), "1m", -1)
         _write_all(plan_fd, header)
-        status = subprocess.Popen(
+        status = StdlibPopen(
             [b"sandboxed-subprocess %d" % plan_fd],
             executable=launcher,
             env={},
             cwd="/",
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stdin=DEVNULL,
+            stdout=DEVNULL,
+            stderr=DEVNULL,
             pass_fds=(plan_fd, child.fileno()),
         ).wait(10)
         child.close()
         record = channel.recv(8192)
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except (OSError, TimeoutExpired) as error:
         raise Missing(f"the launcher does not run ({error})", transient=True) from None
     finally:
         if plan_fd >= 0:
