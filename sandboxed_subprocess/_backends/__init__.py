@@ -57,9 +57,10 @@ if sys.platform == "linux":
 
     DEVNULL, StdlibPopen, TimeoutExpired = subprocess.DEVNULL, subprocess.Popen, subprocess.TimeoutExpired
 
-    from ._idle import Slot
+    from .. import _native
+    from ._descriptors import Slot, hold
 
-    # From the import on, so that the first run opens nothing that stays.
+    launcher_fd = hold(_native.PATH)
     slot = Slot()
 
 # Imported where they are used, which keeps the import of the package short; but before the first command at the latest:

@@ -12,7 +12,6 @@ assert sys.platform == "linux"
 
 import array
 import errno
-import fcntl
 import os
 import select
 import signal
@@ -24,7 +23,7 @@ from .._errors import SandboxSetupError
 from .._launch import ExecFailed, Launch, unknown_end
 from .._plan import Plan
 from .._report import Report, Usage
-from ._idle import Lease
+from ._descriptors import Lease
 
 RUNNING, FAILED, EXEC_FAILED, ENDED = 1, 2, 3, 4
 _FAILURE = struct.Struct("=Ii32s")
@@ -45,6 +44,7 @@ class ChannelLaunch(Launch):
         argv: Sequence[bytes | str],
         executable: str,
         child_fds: Sequence[int],
+        pass_fds: Sequence[int],
         channel: socket.socket,
         lease: Lease | None,
     ) -> None:
@@ -54,7 +54,7 @@ class ChannelLaunch(Launch):
         self._command_fd = -1
         self._lease = lease
         self._made = -1
-        ours = (*child_fds, lease.fd) if lease is not None and lease.fd >= 0 else tuple(child_fds)
+        ours = (*pass_fds, lease.fd) if lease is not None and lease.fd >= 0 else pass_fds
         super().__init__(
             plan=plan,
             report=report,
@@ -92,7 +92,10 @@ class ChannelLaunch(Launch):
         self._take_first(channel)
 
     def _take_first(self, channel: socket.socket) -> None:
-        data, ancillary, _, _ = channel.recvmsg(8192, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
+        try:
+            data, ancillary, _, _ = channel.recvmsg(8192, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
+        except ConnectionResetError:
+            data, ancillary = b"", []  # it has not even read the plan
         fds, pid = _ancillary(ancillary)
         try:
             if len(data) < 8:
@@ -181,24 +184,19 @@ class ChannelLaunch(Launch):
         return None
 
 
-def apart(fd: int, number: int) -> int:
-    """The same descriptor at a number of at least `number`, so that no two that Popen passes on are neighbours, and 3 is not
-    among them: with such gaps CPython closes all others by a few close_range() calls, and without (the range between two
-    neighbours is empty, which is EINVAL) by reading /proc/self/fd; see _close_range_except in _posixsubprocess.c."""
-    try:
-        moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, number)
-    except OSError:
-        return above_stdio(fd)  # the limit of descriptors is lower than that
-    os.close(fd)
-    return moved
+def send_plan(channel: socket.socket, text: bytes) -> None:
+    """The plan, to whoever has the other end. In a message, because a descriptor that Popen passes on is one that the caller
+    must have free while Popen makes its pipes.
 
-
-def above_stdio(fd: int) -> int:
-    """With 0-2 closed in the caller new descriptors get those numbers, and Popen's dup2 would write over them."""
-    if fd > 2:
-        return fd
+    Raises:
+        OSError: no file descriptors, or no memory, left.
+    """
+    fd = os.memfd_create("plan", os.MFD_CLOEXEC)
     try:
-        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+        rest = memoryview(text)
+        while rest:
+            rest = rest[os.write(fd, rest) :]
+        channel.sendmsg([b"plan"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("=i", fd))])
     finally:
         os.close(fd)
 

@@ -23,12 +23,13 @@ from .._errors import Missing, SandboxSetupError
 from .._plan import SOCKET, Access, Command, Composition, Feature, Plan, Rule
 from .._policy import Limits
 from .._report import Report
-from . import DEVNULL, StdlibPopen, TimeoutExpired, slot
-from ._channel import ChannelLaunch, above_stdio, apart, setup_error
+from . import DEVNULL, StdlibPopen, TimeoutExpired, launcher_fd, slot
+from ._channel import ChannelLaunch, send_plan, setup_error
+from ._descriptors import above_stdio, apart, identity
 from ._landlock import IOCTL_DEV, TRUNCATE, WRITE_FILE, Landlock, landlock
 from ._seccomp import compile_filter
 
-_HEADER = struct.Struct("=8sIIiIIIIIQQQQ24s24siI")
+_HEADER = struct.Struct("=8sIIIIIIIiQQQQ24s24s")
 _RECORD = struct.Struct("=IIIIQQ")
 (_ARGV0, _EXEC, _KEEP, _GROUP, _RLIMIT, _FILTER, _SOURCE, _BASE, _MKDIR, _FILE, _LINK, _TBIND, _ATTACH, _PROTECT,
  _PROC, _DEVPTS, _RULE, _MASK, _SEAL, _ALIAS, _SOCKET) = range(1, 22)  # fmt: skip
@@ -380,6 +381,27 @@ class Namespaces:
         # truncate("/proc/self/fd/0") would empty a file that was handed over for reading: Landlock sees it from ABI 3 on.
         self._shut_truncate = not ll.write & TRUNCATE
 
+    def _program(self) -> int:
+        """A descriptor of the launcher: the one that is kept, or a new one.
+
+        Raises:
+            SandboxSetupError: another program has taken its place.
+            OSError: no file descriptors left.
+        """
+        if launcher_fd >= 0:
+            try:
+                if identity(launcher_fd) == self._launcher_id:
+                    return launcher_fd
+            except OSError:
+                pass  # closed by the program; so is what else it did not know
+        fd = apart(os.open(self._launcher, os.O_PATH | os.O_CLOEXEC), 24)
+        if identity(fd) != self._launcher_id:
+            os.close(fd)
+            raise SandboxSetupError(
+                "launcher", errno.ESTALE, self._launcher, "it is not the one that this process began with"
+            )
+        return fd
+
     def wrap(self, plan: Plan, report: Report) -> ChannelLaunch:
         """Turns a plan into a launch of our launcher.
 
@@ -406,28 +428,26 @@ class Namespaces:
         # With an exception a command could leave something in the user namespace: a key, say.
         lease = slot.lease() if policy.network == "none" and not policy.syscall_exceptions else None
         try:
-            fds.append(apart(os.open(self._launcher, os.O_PATH | os.O_CLOEXEC), 24))
-            opened = os.fstat(fds[0])
-            if (opened.st_dev, opened.st_ino) != self._launcher_id:
-                raise SandboxSetupError(
-                    "launcher", errno.ESTALE, self._launcher, "it is not the one that this process began with"
-                )
-            fds.append(apart(os.memfd_create("plan", os.MFD_CLOEXEC), 26))
-            channel, child = _socket_pair()
-            fds.append(apart(child.detach(), 28))
+            program = self._program()
+            if program != launcher_fd:
+                fds.append(program)
+            channel, child = socket_pair()
+            number = apart(child.detach(), 28)
+            fds.append(number)
             limit = policy.limits.memory_bytes
             text = _header(
-                b"".join(body), fds[2], _flags(plan) | (_LISTENER if self._listens else 0), command, known[3],
+                b"".join(body), _flags(plan) | (_LISTENER if self._listens else 0), command, known[3],
                 policy.limits.wall_seconds, (ll.write, 0, ll.scoped), f"{limit}" if limit else "25%",
                 lease.fd if lease is not None else -1,
             )  # fmt: skip
-            _write_all(fds[1], text)
+            send_plan(channel, text)
             return ChannelLaunch(
                 plan=plan,
                 report=report,
-                argv=(b"sandboxed-subprocess %d" % fds[1], *command.argv[1:]),
-                executable=f"/proc/self/fd/{fds[0]}",
+                argv=(b"sandboxed-subprocess %d" % number, *command.argv[1:]),
+                executable=f"/proc/self/fd/{program}",
                 child_fds=fds,
+                pass_fds=(program, number),
                 channel=channel,
                 lease=lease,
             )
@@ -441,7 +461,7 @@ class Namespaces:
             raise
 
 
-def _socket_pair() -> tuple[socket.socket, socket.socket]:
+def socket_pair() -> tuple[socket.socket, socket.socket]:
     a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if a.fileno() <= 2:
         a = socket.socket(fileno=above_stdio(a.detach()))
@@ -449,12 +469,6 @@ def _socket_pair() -> tuple[socket.socket, socket.socket]:
         b = socket.socket(fileno=above_stdio(b.detach()))
     a.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
     return a, b
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(fd, rest) :]
 
 
 def _flags(plan: Plan) -> int:
@@ -469,14 +483,14 @@ def _flags(plan: Plan) -> int:
 
 
 def _header(
-    body: bytes, channel: int, flags: int, command: Command, sources: int, wall: float | None,
+    body: bytes, flags: int, command: Command, sources: int, wall: float | None,
     landlock_rights: tuple[int, int, int], tmpfs_size: str, namespace: int,
 ) -> bytes:  # fmt: skip
     return (
         _HEADER.pack(
-            b"sbxplan2", _HEADER.size + len(body), os.getpid(), channel, flags, command.uid or 0, command.gid or 0,
-            _GRACE_MS, sources, min(max(1, round(wall * 1000)), 1 << 62) if wall is not None else 0, *landlock_rights,
-            tmpfs_size.encode(), b"1048576", namespace, 0,
+            b"sbxplan3", _HEADER.size + len(body), os.getpid(), flags, command.uid or 0, command.gid or 0,
+            _GRACE_MS, sources, namespace, min(max(1, round(wall * 1000)), 1 << 62) if wall is not None else 0,
+            *landlock_rights, tmpfs_size.encode(), b"1048576",
         ) + body
     )  # fmt: skip
 
@@ -532,32 +546,28 @@ def _try(backend: Namespaces, launcher: str, ll: Landlock) -> SandboxSetupError 
         body.append(_filter_record((), backend._listens, backend._shut_truncate))
     flags = _NETNS | (_LISTENER if backend._listens else 0)
     try:
-        channel, child = _socket_pair()
+        channel, child = socket_pair()
     except OSError as error:
         raise Missing(f"the launcher could not be tried ({error})", transient=True) from None
-    plan_fd = -1
     try:
-        plan_fd = above_stdio(os.memfd_create("plan", os.MFD_CLOEXEC))
         command = Command((b"probe",), ())
-        header = _header(b"".join(body), child.fileno(), flags, command, 0, None, (ll.write, 0, ll.scoped), "1m", -1)
-        _write_all(plan_fd, header)
+        header = _header(b"".join(body), flags, command, 0, None, (ll.write, 0, ll.scoped), "1m", -1)
+        send_plan(channel, header)
         status = StdlibPopen(
-            [b"sandboxed-subprocess %d" % plan_fd],
+            [b"sandboxed-subprocess %d" % child.fileno()],
             executable=launcher,
             env={},
             cwd="/",
             stdin=DEVNULL,
             stdout=DEVNULL,
             stderr=DEVNULL,
-            pass_fds=(plan_fd, child.fileno()),
+            pass_fds=(child.fileno(),),
         ).wait(10)
         child.close()
         record = channel.recv(8192)
     except (OSError, TimeoutExpired) as error:
         raise Missing(f"the launcher does not run ({error})", transient=True) from None
     finally:
-        if plan_fd >= 0:
-            os.close(plan_fd)
         channel.close()
         child.close()
     if status == 0 and record[:4] == struct.pack("=I", 1):

@@ -6,7 +6,7 @@ import os
 
 from .._errors import Missing
 
-NAME = "launcher"
+PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "launcher")
 
 
 def locate() -> str:
@@ -15,11 +15,10 @@ def locate() -> str:
     Raises:
         Missing: this installation has none.
     """
-    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), NAME)
-    if not os.access(path, os.X_OK):
+    if not os.access(PATH, os.X_OK):
         raise Missing(
             "this installation of sandboxed_subprocess has no launcher",
             "Install it again from where it came (in a checkout: pip install --force-reinstall --no-cache-dir .), without"
             " SANDBOXED_SUBPROCESS_NO_LAUNCHER in the environment; pip brings a compiler if there is none",
         )
-    return path
+    return PATH

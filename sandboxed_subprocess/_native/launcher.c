@@ -8,7 +8,7 @@
  *          watches the calling process. When it ends, for whatever reason, the kernel ends everything inside.
  * command  What the user asked for. Drops every privilege, proves it, and execs.
  *
- * The plan comes in a memfd whose number is in argv[0] ("sandboxed-subprocess N"); the rest of argv and the
+ * The launch socket's number is in argv[0] ("sandboxed-subprocess N"), and its first message brings the plan; the rest of argv and the
  * whole environment are the command's own. Everything in the plan is parsed and checked before the first
  * irreversible step; after that nothing is allocated. The launcher is linked statically, so that LD_PRELOAD and its
  * kin, which belong to the command, have no power over it, and it carries its own kernel constants, so that the
@@ -118,16 +118,14 @@ struct header {
 	char magic[8];               /* "sbxplan" and the version */
 	uint32_t size;               /* bytes, this header included */
 	uint32_t caller;             /* pid of the process that called Popen */
-	int32_t socket;              /* the launch socket's number here */
 	uint32_t flags;              /* F_* */
 	uint32_t uid, gid;           /* for F_UID and F_GID */
 	uint32_t grace_ms;           /* how long what the command left behind may go on */
 	uint32_t sources;            /* number of SOURCE records */
+	int32_t namespace;           /* a network namespace that an earlier run left untouched, to be used again; or -1 */
 	uint64_t wall_ms;            /* limit of wall time; 0: none */
 	uint64_t ll_fs, ll_net, ll_scoped;   /* Landlock: rights handled; all zero: no ruleset */
 	char tmpfs_size[24], tmpfs_inodes[24];
-	int32_t namespace;           /* a network namespace that an earlier run left untouched, to be used again; or -1 */
-	uint32_t unused;
 };
 
 enum { F_NETNS = 1, F_UID = 2, F_GID = 4, F_GROUPS = 8, F_SETSID = 16, F_SETPGID = 32, F_LISTENER = 64 };
@@ -162,7 +160,7 @@ enum { MAX_KEEP = 1024, MAX_SOURCES = 65536 };
 
 static const struct header *plan;
 static const char *plan_end;
-static int plan_fd;
+static int launch_socket;
 static const char **candidates;            /* exec is tried on each in turn; ends with NULL */
 static uint32_t keep[MAX_KEEP];            /* sorted: what the command inherits besides 0-2 */
 static size_t keep_count, group_count;
@@ -208,7 +206,7 @@ static void report_failure(uint32_t type, const char *step, int error, const cha
 	if (path)
 		strncpy(m.path, path, sizeof m.path - 1);
 	/* Nobody listens when the caller is gone; then there is nobody to tell either. */
-	(void)send(plan->socket, &m, offsetof(struct message, path) + strlen(m.path), MSG_NOSIGNAL);
+	(void)send(launch_socket, &m, offsetof(struct message, path) + strlen(m.path), MSG_NOSIGNAL);
 }
 
 static const char *step_name = "start", *step_path;
@@ -314,6 +312,28 @@ static void *table(size_t count, size_t each)
 	return found;
 }
 
+/* The first message on the launch socket, which was there before we were. */
+static int receive_plan(void)
+{
+	char text[8];
+	struct iovec io = {text, sizeof text};
+	union {
+		struct cmsghdr align;
+		char bytes[CMSG_SPACE(sizeof(int))];
+	} control;
+	struct msghdr m = {.msg_iov = &io, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+	struct cmsghdr *c;
+	int fd;
+
+	if (recvmsg(launch_socket, &m, MSG_CMSG_CLOEXEC | MSG_DONTWAIT) < 0)
+		bad_plan("no plan on the launch socket");
+	c = CMSG_FIRSTHDR(&m);
+	if (!c || c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS || c->cmsg_len != CMSG_LEN(sizeof fd))
+		bad_plan("no plan in the first message");
+	memcpy(&fd, CMSG_DATA(c), sizeof fd);
+	return fd;
+}
+
 static void parse(int fd)
 {
 	struct stat st;
@@ -325,8 +345,9 @@ static void parse(int fd)
 	plan = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE | MAP_POPULATE, fd, 0);
 	if (plan == MAP_FAILED)
 		bad_plan("plan: cannot be mapped");
-	if (memcmp(plan->magic, "sbxplan2", 8) || plan->size != (uint64_t)st.st_size)
+	if (memcmp(plan->magic, "sbxplan3", 8) || plan->size != (uint64_t)st.st_size)
 		bad_plan("plan: written for another version of the launcher; reinstall sandboxed_subprocess");
+	close(fd);
 	plan_end = (const char *)plan + plan->size;
 	if (plan->sources > MAX_SOURCES || !memchr(plan->tmpfs_size, 0, sizeof plan->tmpfs_size) ||
 	    !memchr(plan->tmpfs_inodes, 0, sizeof plan->tmpfs_inodes))
@@ -1135,7 +1156,7 @@ static int say_running(void)
 	c->cmsg_len = CMSG_LEN(size);
 	memcpy(CMSG_DATA(c), fds, size);
 	m.msg_controllen = CMSG_SPACE(sizeof who) + CMSG_SPACE(size);
-	failed = sendmsg(plan->socket, &m, MSG_NOSIGNAL) < 0 && errno != EPIPE && errno != ECONNRESET;
+	failed = sendmsg(launch_socket, &m, MSG_NOSIGNAL) < 0 && errno != EPIPE && errno != ECONNRESET;
 	close(fds[0]);
 	close(fds[1]);
 	return failed ? -1 : 0;
@@ -1665,7 +1686,7 @@ static void __attribute__((noreturn)) init_loop(void)
 	if (signals < 0)
 		_exit(125);
 	{
-		int mine[] = {signals, pair[1], caller_fd, plan->socket, tmpfs_fd < 0 ? signals : tmpfs_fd,
+		int mine[] = {signals, pair[1], caller_fd, launch_socket, tmpfs_fd < 0 ? signals : tmpfs_fd,
 			listener_fd < 0 ? signals : listener_fd};
 		only_keep(mine, 6);
 	}
@@ -1673,7 +1694,7 @@ static void __attribute__((noreturn)) init_loop(void)
 	for (;;) {
 		struct pollfd p[5] = {
 			{.fd = signals, .events = POLLIN}, {.fd = caller_fd, .events = POLLIN}, {.fd = pair[1], .events = POLLIN},
-			{.fd = socket_open ? plan->socket : -1, .events = POLLIN},
+			{.fd = socket_open ? launch_socket : -1, .events = POLLIN},
 			{.fd = command_done ? -1 : listener_fd, .events = POLLIN},
 		};
 		int64_t wait = wall_end < 0 ? -1 : wall_end - now_ms();
@@ -1721,7 +1742,7 @@ static void __attribute__((noreturn)) init_loop(void)
 		if (p[3].revents) {
 			char nothing[64];
 			/* The caller may drop its end and let the command go on, as Popen allows. */
-			if (recv(plan->socket, nothing, sizeof nothing, MSG_DONTWAIT) <= 0)
+			if (recv(launch_socket, nothing, sizeof nothing, MSG_DONTWAIT) <= 0)
 				socket_open = 0;
 		}
 	}
@@ -1746,7 +1767,7 @@ static void __attribute__((noreturn)) init_loop(void)
 	if (plan->flags & F_NETNS && untouched())
 		e.flags |= E_UNTOUCHED;
 	e.status = status;
-	(void)send(plan->socket, &e, sizeof e, MSG_NOSIGNAL | MSG_DONTWAIT);
+	(void)send(launch_socket, &e, sizeof e, MSG_NOSIGNAL | MSG_DONTWAIT);
 	(void)send(pair[1], &status, sizeof status, MSG_NOSIGNAL);
 	_exit(0);
 }
@@ -1965,8 +1986,7 @@ static void monitor_main(void)
 			break;
 		}
 	step_name = "prepare";
-	fcntl(plan->socket, F_SETFD, FD_CLOEXEC);
-	fcntl(plan_fd, F_SETFD, FD_CLOEXEC);
+	fcntl(launch_socket, F_SETFD, FD_CLOEXEC);
 	prctl(PR_SET_NAME, "sandbox-monitor");
 	sigfillset(&everything);
 	if (sigprocmask(SIG_BLOCK, &everything, &original_mask) < 0)
@@ -2046,10 +2066,10 @@ int main(int argc, char **argv)
 	fd = strtol(argv[0] + sizeof name - 1, &end, 10);
 	if (errno || *end || end == argv[0] + sizeof name - 1 || fd < 0 || fd > INT_MAX)
 		bad_plan("no plan");
-	plan_fd = (int)fd;
+	launch_socket = (int)fd;
 	command_argv = argv;
 	mark("start");
-	parse(plan_fd);
+	parse(receive_plan());
 	mark("parse");
 	monitor_main();
 	return 125;

@@ -6,6 +6,7 @@ import errno
 import os
 import pathlib
 import resource
+import socket
 import struct
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 import sandboxed_subprocess as sp
 from sandboxed_subprocess import _backends, _native
 from sandboxed_subprocess._backends import linux_namespaces
+from sandboxed_subprocess._backends._channel import send_plan
 
 
 def test_a_preexec_fn_that_closes_everything_is_a_setup_error(run, ws):
@@ -44,6 +46,8 @@ def test_a_launcher_that_was_replaced_is_not_run(run, ws, monkeypatch, place):
     stub.write_text(f"#!/bin/sh\ntouch {place}/escaped\n")
     stub.chmod(0o755)
     monkeypatch.setattr(_backends.detect("namespaces"), "_launcher", str(stub))
+    assert run(["true"]).returncode == 0  # it is kept open
+    monkeypatch.setattr(linux_namespaces, "launcher_fd", -1)  # but a program may have closed all that it did not know
     with pytest.raises(sp.SandboxSetupError, match="not the one"):
         run(["touch", "made"])
     assert not (ws / "made").exists() and not (place / "escaped").exists()
@@ -107,21 +111,38 @@ def test_every_layer_that_cannot_be_applied_names_itself(run, ws, monkeypatch, r
     assert not (ws / "made").exists()
 
 
+def launch(theirs):
+    return subprocess.run(
+        [f"sandboxed-subprocess {theirs.fileno()}", "x"], executable=_native.locate(), pass_fds=[theirs.fileno()],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+
+def test_a_launcher_without_a_plan_says_so():
+    """Nothing in its socket, no descriptor in the message, or no socket at all: it must not wait for ever."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        assert launch(theirs).returncode == 125
+        ours.send(b"plan")
+        result = launch(theirs)
+        assert (result.returncode, result.stderr) == (125, "sandboxed_subprocess launcher: no plan in the first message\n")
+
+
 @pytest.mark.parametrize("damage", ["empty", "short", "magic", "size", "record", "string", "attach", "sources"])
 def test_a_damaged_plan_is_refused_before_anything_happens(ws, damage):
     """Parsed whole, then acted upon: the launcher reads memory that another process wrote."""
     header = linux_namespaces._HEADER
     good = linux_namespaces._record(linux_namespaces._EXEC, 0, 0, 0, 0, b"/bin/true")
 
-    def plan(body, magic=b"sbxplan2", extra=0, sources=0):
+    def plan(body, magic=b"sbxplan3", extra=0, sources=0):
         return (
-            header.pack(magic, header.size + len(body) + extra, os.getpid(), 0, 0, 0, 0, 0, sources, 0, 0, 0, 0, b"1m", b"1", -1, 0)
+            header.pack(magic, header.size + len(body) + extra, os.getpid(), 0, 0, 0, 0, sources, -1, 0, 0, 0, 0, b"1m", b"1")
             + body
         )
 
     data = {
         "empty": b"",
-        "short": b"sbxplan2",
+        "short": b"sbxplan3",
         "magic": plan(good, magic=b"sbxplan0"),
         "size": plan(good, extra=8),
         "record": plan(struct.pack("=II", 3, 1 << 30) + b"x" * 64),
@@ -129,12 +150,10 @@ def test_a_damaged_plan_is_refused_before_anything_happens(ws, damage):
         "attach": plan(good + linux_namespaces._record(linux_namespaces._ATTACH, 0, 7, 0, 0, b"/")),
         "sources": plan(good, sources=3),
     }[damage]
-    fd = os.memfd_create("plan")
-    os.write(fd, data)
-    result = subprocess.run(
-        [f"sandboxed-subprocess {fd}", "x"], executable=_native.locate(), pass_fds=[fd], capture_output=True, text=True
-    )
-    os.close(fd)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        send_plan(ours, data)
+        result = launch(theirs)
     assert result.returncode == 125
     assert result.stderr.startswith("sandboxed_subprocess launcher: plan")
 
@@ -148,7 +167,7 @@ def test_the_launcher_by_itself_says_what_it_is():
 def test_without_a_launcher_the_first_call_says_how_to_get_one(ws, monkeypatch):
     """An installation that could not compile it; `danger_full_access` needs none."""
     monkeypatch.setattr(_backends, "_found", {})
-    monkeypatch.setattr(_native, "NAME", "no-launcher")
+    monkeypatch.setattr(_native, "PATH", "/no-launcher")
     with pytest.raises(sp.SandboxUnavailable, match="has no launcher") as error:
         sp.run(["true"], policy=sp.Policy.workspace_write(ws))
     assert "pip install" in error.value.advice

@@ -1,8 +1,9 @@
-"""The network namespace between two runs. Linux only, shared by the backends that make namespaces.
+"""Descriptors that this process keeps, and the numbers of those that it passes on. Linux only.
 
-Making a network namespace, and the user namespace that owns it, is half the price of a sandbox, and the kernel takes them
-apart one at a time. So one pair is kept and used again, if the launcher has found it as it was made: nobody inside, no
-socket left, and no packet ever sent. Two runs are never in it at the same time.
+Two are kept from the import on, so that the count of a program's descriptors does not depend on whether it has run something
+yet: one for the launcher, which is then executed whatever may lie at its path later, and one for the network namespace
+between two runs. Either may be closed by a program that closes all it does not know, and its number be given to something
+else; each is compared (device and inode) before it is used, and then left alone.
 """
 
 from __future__ import annotations
@@ -13,17 +14,55 @@ import sys
 
 assert sys.platform == "linux"
 
-_NUMBER = 32
+_SLOT, _PROGRAM = 32, 34
 Identity = tuple[int, int]
 Owner = tuple[int, int, int]
 
 
-class Slot:
-    """One open descriptor for the life of the process, so that the count of a program's descriptors does not depend on
-    whether it has run something yet. It holds an empty memfd, or the namespace.
+def apart(fd: int, number: int) -> int:
+    """The same descriptor at a number of at least `number`, so that no two that Popen passes on are neighbours, and 3 is not
+    among them: with such gaps CPython closes all others by a few close_range() calls, and without (the range between two
+    neighbours is empty, which is EINVAL) by reading /proc/self/fd; see _close_range_except in _posixsubprocess.c."""
+    try:
+        moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, number)
+    except OSError:
+        return above_stdio(fd)  # the limit of descriptors is lower than that
+    os.close(fd)
+    return moved
 
-    The descriptor may be closed by a program that closes all it does not know, and its number be given to something else:
-    then it is not touched any more.
+
+def above_stdio(fd: int) -> int:
+    """With 0-2 closed in the caller new descriptors get those numbers, and Popen's dup2 would write over them."""
+    if fd > 2:
+        return fd
+    try:
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    finally:
+        os.close(fd)
+
+
+
+
+def identity(fd: int) -> Identity:
+    st = os.fstat(fd)
+    return st.st_dev, st.st_ino
+
+
+def hold(path: str) -> int:
+    """A descriptor of a program for the life of the process; -1 where there is none."""
+    try:
+        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return -1
+    return apart(fd, _PROGRAM)
+
+
+class Slot:
+    """Where a network namespace waits for the next run. Holds an empty memfd, or the namespace.
+
+    Making a network namespace, and the user namespace that owns it, is half the price of a sandbox, and the kernel takes them
+    apart one at a time. So one pair is kept and used again, if the launcher has found it as it was made: nobody inside, no
+    socket left, and no packet ever sent. Two runs are never in it at the same time.
     """
 
     def __init__(self) -> None:
@@ -34,12 +73,12 @@ class Slot:
         try:
             empty = os.memfd_create("sandboxed_subprocess", os.MFD_CLOEXEC)
             try:
-                self.fd = fcntl.fcntl(empty, fcntl.F_DUPFD_CLOEXEC, _NUMBER)
+                self.fd = fcntl.fcntl(empty, fcntl.F_DUPFD_CLOEXEC, _SLOT)
             finally:
                 os.close(empty)
         except (OSError, AttributeError):
             return  # no descriptor left, or no such call: every run makes a namespace of its own
-        self._free.append((_identity(self.fd), None))
+        self._free.append((identity(self.fd), None))
 
     def lease(self) -> Lease | None:
         """The slot, for one run; None where another one has it."""
@@ -51,7 +90,7 @@ class Slot:
 
     def holds(self, what: Identity) -> bool:
         try:
-            return _identity(self.fd) == what
+            return identity(self.fd) == what
         except OSError:
             return False
 
@@ -101,12 +140,7 @@ class Lease:
             os.dup2(fd, slot.fd, inheritable=False)
         except OSError:
             return  # RLIMIT_NOFILE has been lowered below its number; like a slot that was closed
-        slot.free(_identity(fd), owner)
-
-
-def _identity(fd: int) -> Identity:
-    st = os.fstat(fd)
-    return st.st_dev, st.st_ino
+        slot.free(identity(fd), owner)
 
 
 def _owner() -> Owner:
