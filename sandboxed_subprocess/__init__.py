@@ -3,13 +3,13 @@
 import sandboxed_subprocess as subprocess
 """
 
-import sys as _sys
+import sys
 
-if _sys.argv[:1] == ["-m"] and "sandboxed_subprocess" in _sys.orig_argv and not getattr(_sys.flags, "safe_path", False):
+if sys.argv[:1] == ["-m"] and "sandboxed_subprocess" in sys.orig_argv and not getattr(sys.flags, "safe_path", False):
     # `python -m sandboxed_subprocess`: the current directory, which commands write to, must not supply our imports.
     # (A directory of our own name there would have been imported in our place; the script `sandboxed-subprocess` has no
     # such weakness, which is why it is the one in the documents.)
-    del _sys.path[0]
+    del sys.path[0]
 
 import subprocess as _stdlib
 import types as _types
@@ -50,6 +50,29 @@ __all__ = [
     "Violation", "default_policy", "network_rule", "set_default_policy",
 ]  # fmt: skip
 
+if _typing.TYPE_CHECKING and sys.platform == "win32":
+    from subprocess import (
+        ABOVE_NORMAL_PRIORITY_CLASS,
+        BELOW_NORMAL_PRIORITY_CLASS,
+        CREATE_BREAKAWAY_FROM_JOB,
+        CREATE_DEFAULT_ERROR_MODE,
+        CREATE_NEW_CONSOLE,
+        CREATE_NEW_PROCESS_GROUP,
+        CREATE_NO_WINDOW,
+        DETACHED_PROCESS,
+        HIGH_PRIORITY_CLASS,
+        IDLE_PRIORITY_CLASS,
+        NORMAL_PRIORITY_CLASS,
+        REALTIME_PRIORITY_CLASS,
+        STARTF_USESHOWWINDOW,
+        STARTF_USESTDHANDLES,
+        STARTUPINFO,
+        STD_ERROR_HANDLE,
+        STD_INPUT_HANDLE,
+        STD_OUTPUT_HANDLE,
+        SW_HIDE,
+    )
+
 # Windows constants and STARTUPINFO: values and classes, nothing that spawns.
 for _name in _stdlib.__all__:
     _value = getattr(_stdlib, _name)
@@ -81,6 +104,6 @@ if not _typing.TYPE_CHECKING:
             if name in _borrowed:
                 delattr(_stdlib, name)
 
-    _sys.modules[__name__].__class__ = _Module
+    sys.modules[__name__].__class__ = _Module
 
 del _name, _value

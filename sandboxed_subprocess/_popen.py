@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
+import select
 import signal
 import subprocess
 import sys
+import time
 from subprocess import PIPE, STDOUT, CalledProcessError, TimeoutExpired
-from typing import Any, AnyStr, Generic, cast
+from typing import TYPE_CHECKING, Any, AnyStr, Generic, cast, overload
 
 from ._errors import LimitExceeded, SandboxSetupError
 from ._launch import ExecFailed, Launch
 from ._policy import Policy
 from ._prepare import prepare, resolve_policy
 from ._report import Enforcement, Report
+
+if TYPE_CHECKING:
+    from typing import Literal
+
+    from typing_extensions import Buffer, Unpack
+
+    from ._typing import AnyOptions, Argv, Options, PopenOptions
 
 # Popen's parameters after args, in their order; those after the last one are keyword-only in the stdlib as well.
 _POSITIONAL = (
@@ -34,6 +44,19 @@ class CompletedProcess(subprocess.CompletedProcess[AnyStr]):
     sandbox: Report
 
 
+class _Signature:
+    """What `inspect.signature(Popen)` says: the parameters of this Python's Popen, and ours."""
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        import inspect
+
+        if owner is not Popen:
+            raise AttributeError("__signature__")  # a subclass may have a constructor of its own
+        theirs = inspect.signature(subprocess.Popen)
+        ours = inspect.Parameter("policy", inspect.Parameter.KEYWORD_ONLY, default=None)
+        return theirs.replace(parameters=[*theirs.parameters.values(), ours])
+
+
 class Popen(subprocess.Popen[AnyStr], Generic[AnyStr]):
     """`subprocess.Popen` in a sandbox.
 
@@ -50,7 +73,39 @@ class Popen(subprocess.Popen[AnyStr], Generic[AnyStr]):
     """
 
     sandbox: Report
+    __signature__ = _Signature()
 
+    # Which of text, encoding, errors and universal_newlines is given decides the type of the streams, as in typeshed.
+    @overload
+    def __init__(
+        self: Popen[str], args: Argv, bufsize: int = -1, *, text: bool | None = None, encoding: str,
+        errors: str | None = None, universal_newlines: bool | None = None, **options: Unpack[PopenOptions],
+    ) -> None: ...  # fmt: skip
+    @overload
+    def __init__(
+        self: Popen[str], args: Argv, bufsize: int = -1, *, text: bool | None = None, encoding: str | None = None,
+        errors: str, universal_newlines: bool | None = None, **options: Unpack[PopenOptions],
+    ) -> None: ...  # fmt: skip
+    @overload
+    def __init__(
+        self: Popen[str], args: Argv, bufsize: int = -1, *, text: bool | None = None, encoding: str | None = None,
+        errors: str | None = None, universal_newlines: Literal[True], **options: Unpack[PopenOptions],
+    ) -> None: ...  # fmt: skip
+    @overload
+    def __init__(
+        self: Popen[str], args: Argv, bufsize: int = -1, *, text: Literal[True], encoding: str | None = None,
+        errors: str | None = None, universal_newlines: bool | None = None, **options: Unpack[PopenOptions],
+    ) -> None: ...  # fmt: skip
+    @overload
+    def __init__(
+        self: Popen[bytes], args: Argv, bufsize: int = -1, *, text: Literal[False] | None = None, encoding: None = None,
+        errors: None = None, universal_newlines: Literal[False] | None = None, **options: Unpack[PopenOptions],
+    ) -> None: ...  # fmt: skip
+    @overload
+    def __init__(
+        self: Popen[Any], args: Argv, bufsize: int = -1, *, text: bool | None = None, encoding: str | None = None,
+        errors: str | None = None, universal_newlines: bool | None = None, **options: Unpack[PopenOptions],
+    ) -> None: ...  # fmt: skip
     def __init__(self, args: Any, *positional: Any, policy: Policy | str | None = None, **options: Any) -> None:
         self._launch: Launch | None = None
         self._unconfined = False
@@ -151,6 +206,55 @@ class Popen(subprocess.Popen[AnyStr], Generic[AnyStr]):
             if launch is not None:
                 launch.finish()
 
+    if sys.platform == "linux":
+
+        def _wait(self, timeout: float | None) -> int:
+            """Where the stdlib's method looks again and again, up to 50 ms apart, this one is told by the kernel."""
+            if timeout is not None and timeout > 0 and self.returncode is None and not self._exited_within(timeout):
+                try:
+                    return cast(int, super()._wait(0))  # type: ignore[misc]
+                except TimeoutExpired:
+                    raise self._expired(timeout) from None
+            try:
+                return cast(int, super()._wait(timeout))  # type: ignore[misc]
+            except TimeoutExpired as error:
+                error.sandbox = self.__dict__.get("sandbox")  # type: ignore[attr-defined]
+                raise
+
+        def _exited_within(self, timeout: float) -> bool:
+            """False only after that time. True says no more than that the stdlib's method should look."""
+            try:
+                fd = os.pidfd_open(self.pid)
+            except OSError:
+                return True  # no such call, no such process, or no descriptors left
+            try:
+                # Now, and not before the open: a process that is still our child had this pid all the time.
+                if self.poll() is not None:
+                    return True
+                end = time.monotonic() + timeout
+                poller = select.poll()
+                poller.register(fd, select.POLLIN)
+                while (left := end - time.monotonic()) > 0:
+                    if poller.poll(min(math.ceil(left * 1000), 1 << 30)):
+                        return True
+                return False
+            finally:
+                os.close(fd)
+
+    def _expired(self, timeout: float) -> TimeoutExpired:
+        error = TimeoutExpired(cast(Any, self.args), timeout)
+        error.sandbox = self.__dict__.get("sandbox")  # type: ignore[attr-defined]
+        return error
+
+    if not TYPE_CHECKING:
+
+        def communicate(self, input=None, timeout=None):
+            try:
+                return super().communicate(input, timeout)
+            except TimeoutExpired as error:
+                error.sandbox = self.__dict__.get("sandbox")
+                raise
+
     def send_signal(self, sig: int) -> None:
         """Sends a signal to the command itself, not to what it started. Nothing happens once it has ended."""
         if self._launch is None:
@@ -215,6 +319,42 @@ def _failed(process: Popen[Any], retcode: int, stdout: Any, stderr: Any) -> Call
     return error
 
 
+@overload
+def run(
+    args: Argv, bufsize: int = -1, *, text: Literal[True], encoding: str | None = None, errors: str | None = None,
+    universal_newlines: bool | None = None, input: str | None = None, capture_output: bool = False,
+    timeout: float | None = None, check: bool = False, **options: Unpack[PopenOptions],
+) -> CompletedProcess[str]: ...  # fmt: skip
+@overload
+def run(
+    args: Argv, bufsize: int = -1, *, text: bool | None = None, encoding: str, errors: str | None = None,
+    universal_newlines: bool | None = None, input: str | None = None, capture_output: bool = False,
+    timeout: float | None = None, check: bool = False, **options: Unpack[PopenOptions],
+) -> CompletedProcess[str]: ...  # fmt: skip
+@overload
+def run(
+    args: Argv, bufsize: int = -1, *, text: bool | None = None, encoding: str | None = None, errors: str,
+    universal_newlines: bool | None = None, input: str | None = None, capture_output: bool = False,
+    timeout: float | None = None, check: bool = False, **options: Unpack[PopenOptions],
+) -> CompletedProcess[str]: ...  # fmt: skip
+@overload
+def run(
+    args: Argv, bufsize: int = -1, *, text: bool | None = None, encoding: str | None = None, errors: str | None = None,
+    universal_newlines: Literal[True], input: str | None = None, capture_output: bool = False,
+    timeout: float | None = None, check: bool = False, **options: Unpack[PopenOptions],
+) -> CompletedProcess[str]: ...  # fmt: skip
+@overload
+def run(
+    args: Argv, bufsize: int = -1, *, text: Literal[False] | None = None, encoding: None = None, errors: None = None,
+    universal_newlines: Literal[False] | None = None, input: Buffer | None = None, capture_output: bool = False,
+    timeout: float | None = None, check: bool = False, **options: Unpack[PopenOptions],
+) -> CompletedProcess[bytes]: ...  # fmt: skip
+@overload
+def run(
+    args: Argv, bufsize: int = -1, *, text: bool | None = None, encoding: str | None = None, errors: str | None = None,
+    universal_newlines: bool | None = None, input: Buffer | str | None = None, capture_output: bool = False,
+    timeout: float | None = None, check: bool = False, **options: Unpack[PopenOptions],
+) -> CompletedProcess[Any]: ...  # fmt: skip
 def run(
     *popenargs: Any,
     input: Any = None,
@@ -262,28 +402,72 @@ def run(
     return result
 
 
-def call(*popenargs: Any, timeout: float | None = None, **kwargs: Any) -> int:
-    """`subprocess.call` in a sandbox."""
-    with _popen(*popenargs, **kwargs) as p:
+if TYPE_CHECKING:
+
+    def call(args: Argv, bufsize: int = -1, *, timeout: float | None = None, **options: Unpack[AnyOptions]) -> int: ...
+    def check_call(args: Argv, bufsize: int = -1, *, timeout: float | None = None, **options: Unpack[AnyOptions]) -> int: ...
+
+else:
+
+    def call(*popenargs, timeout=None, **kwargs):
+        """`subprocess.call` in a sandbox."""
+        return _call(popenargs, timeout, kwargs).returncode
+
+    def check_call(*popenargs, **kwargs):
+        """`subprocess.check_call` in a sandbox."""
+        process = _call(popenargs, kwargs.pop("timeout", None), kwargs)
+        if process.returncode:
+            raise _failed(process, process.returncode, None, None)
+        return 0
+
+
+def _call(popenargs: tuple[Any, ...], timeout: float | None, kwargs: dict[str, Any]) -> Popen[Any]:
+    with _popen(*popenargs, **kwargs) as process:
         try:
-            return p.wait(timeout=timeout)
+            process.wait(timeout=timeout)
         except BaseException:
-            p.kill()
+            process.kill()
             # Not waited for here, as in run().
             raise
+    return process
 
 
-def check_call(*popenargs: Any, **kwargs: Any) -> int:
-    """`subprocess.check_call` in a sandbox."""
-    retcode = sys.modules[__package__].call(*popenargs, **kwargs)
-    if retcode:
-        cmd = kwargs.get("args")
-        if cmd is None:
-            cmd = popenargs[0]
-        raise CalledProcessError(retcode, cmd)
-    return 0
-
-
+@overload
+def check_output(
+    args: Argv, bufsize: int = -1, *, text: Literal[True], encoding: str | None = None, errors: str | None = None,
+    universal_newlines: bool | None = None, input: Buffer | str | None = None, timeout: float | None = None,
+    **options: Unpack[Options],
+) -> str: ...  # fmt: skip
+@overload
+def check_output(
+    args: Argv, bufsize: int = -1, *, text: bool | None = None, encoding: str, errors: str | None = None,
+    universal_newlines: bool | None = None, input: Buffer | str | None = None, timeout: float | None = None,
+    **options: Unpack[Options],
+) -> str: ...  # fmt: skip
+@overload
+def check_output(
+    args: Argv, bufsize: int = -1, *, text: bool | None = None, encoding: str | None = None, errors: str,
+    universal_newlines: bool | None = None, input: Buffer | str | None = None, timeout: float | None = None,
+    **options: Unpack[Options],
+) -> str: ...  # fmt: skip
+@overload
+def check_output(
+    args: Argv, bufsize: int = -1, *, text: bool | None = None, encoding: str | None = None, errors: str | None = None,
+    universal_newlines: Literal[True], input: Buffer | str | None = None, timeout: float | None = None,
+    **options: Unpack[Options],
+) -> str: ...  # fmt: skip
+@overload
+def check_output(
+    args: Argv, bufsize: int = -1, *, text: Literal[False] | None = None, encoding: None = None, errors: None = None,
+    universal_newlines: Literal[False] | None = None, input: Buffer | str | None = None, timeout: float | None = None,
+    **options: Unpack[Options],
+) -> bytes: ...  # fmt: skip
+@overload
+def check_output(
+    args: Argv, bufsize: int = -1, *, text: bool | None = None, encoding: str | None = None, errors: str | None = None,
+    universal_newlines: bool | None = None, input: Buffer | str | None = None, timeout: float | None = None,
+    **options: Unpack[Options],
+) -> Any: ...  # fmt: skip
 def check_output(*popenargs: Any, timeout: float | None = None, **kwargs: Any) -> Any:
     """`subprocess.check_output` in a sandbox."""
     for name in ("stdout", "check"):
@@ -297,7 +481,7 @@ def check_output(*popenargs: Any, timeout: float | None = None, **kwargs: Any) -
 
 
 def getstatusoutput(
-    cmd: Any, *, encoding: str | None = None, errors: str | None = None, policy: Policy | str | None = None
+    cmd: Argv, *, encoding: str | None = None, errors: str | None = None, policy: Policy | str | None = None
 ) -> tuple[int, str]:
     """`subprocess.getstatusoutput` in a sandbox."""
     try:
@@ -311,6 +495,6 @@ def getstatusoutput(
     return exitcode, data[:-1] if data[-1:] == "\n" else data
 
 
-def getoutput(cmd: Any, *, encoding: str | None = None, errors: str | None = None, policy: Policy | str | None = None) -> str:
+def getoutput(cmd: Argv, *, encoding: str | None = None, errors: str | None = None, policy: Policy | str | None = None) -> str:
     """`subprocess.getoutput` in a sandbox."""
     return str(sys.modules[__package__].getstatusoutput(cmd, encoding=encoding, errors=errors, policy=policy)[1])

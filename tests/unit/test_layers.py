@@ -13,6 +13,7 @@ LAYERS = [
     ["__init__", "__main__", "testing"],
     ["_cli"],
     ["_popen"],
+    ["_typing"],
     ["_prepare"],
     ["_backends"],
     ["_native"],
