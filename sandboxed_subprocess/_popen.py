@@ -273,7 +273,7 @@ class Popen(subprocess.Popen[AnyStr], Generic[AnyStr]):
                 try:
                     # Somebody may have stopped the monitor, and a stopped one reaps nothing.
                     os.kill(self.pid, _SIGCONT)
-                except ProcessLookupError:
+                except (ProcessLookupError, PermissionError):
                     pass
         elif self._unconfined:
             self._kill_unconfined()

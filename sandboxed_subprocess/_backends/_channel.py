@@ -133,8 +133,13 @@ class ChannelLaunch(Launch):
             self.killed = True
             try:
                 signal.pidfd_send_signal(self._init_fd, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+            except OSError:
+                # Gone already, or this process has become another user since, who may not; process 1 takes it as an order.
+                if self._channel is not None:
+                    try:
+                        self._channel.send(b"kill", socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                    except (BrokenPipeError, ConnectionResetError):
+                        pass  # gone
 
     def record_end(self, wall: float) -> None:
         record = self._last_record()

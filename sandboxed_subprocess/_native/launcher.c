@@ -1740,9 +1740,16 @@ static void __attribute__((noreturn)) init_loop(void)
 				_exit(125);      /* the monitor died */
 		}
 		if (p[3].revents) {
-			char nothing[64];
+			char order[8];
+			ssize_t n = recv(launch_socket, order, sizeof order, MSG_DONTWAIT);
+			/* A caller that may not signal us any more, having become another user, can still ask. */
+			if (n == 4 && !memcmp(order, "kill", 4)) {
+				status = SIGKILL;      /* as a wait status: ended by it */
+				(void)send(pair[1], &status, sizeof status, MSG_NOSIGNAL);
+				_exit(125);
+			}
 			/* The caller may drop its end and let the command go on, as Popen allows. */
-			if (recv(launch_socket, nothing, sizeof nothing, MSG_DONTWAIT) <= 0)
+			if (n <= 0)
 				socket_open = 0;
 		}
 	}
