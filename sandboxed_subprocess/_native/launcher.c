@@ -1695,7 +1695,7 @@ static void __attribute__((noreturn)) init_loop(void)
 		struct pollfd p[5] = {
 			{.fd = signals, .events = POLLIN}, {.fd = caller_fd, .events = POLLIN}, {.fd = pair[1], .events = POLLIN},
 			{.fd = socket_open ? launch_socket : -1, .events = POLLIN},
-			{.fd = command_done ? -1 : listener_fd, .events = POLLIN},
+			{.fd = listener_fd, .events = POLLIN},
 		};
 		int64_t wait = wall_end < 0 ? -1 : wall_end - now_ms();
 
@@ -1719,6 +1719,8 @@ static void __attribute__((noreturn)) init_loop(void)
 			wait = 3600 * 1000;
 		if (state & 4)
 			wait = 0;      /* more to reap, but first whatever else there is */
+		if (command_done)
+			p[4].fd = -1;      /* what is left has a moment to end; it gets no connector any more, which would be left too */
 		if (poll(p, 5, (int)wait) < 0 && errno != EINTR)
 			_exit(125);
 		if (p[4].revents & POLLIN)
