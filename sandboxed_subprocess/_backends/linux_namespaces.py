@@ -529,6 +529,12 @@ def detect() -> Namespaces:
         # One filter of a process can have a listener, and something around us has it: a container runtime.
         found = Namespaces(launcher, ll, "the calling process already has a seccomp listener (EBUSY)")
         failure = _try(found, launcher, ll)
+    if failure is not None and failure.step == "clone" and os.environ.get("SANDBOXED_SUBPROCESS_ACTIVE"):
+        raise Missing(
+            f"this process is itself in a sandbox of sandboxed_subprocess, where no other can be made ({failure})",
+            "What the outer sandbox holds, everything in it is held by: policy='danger-full-access' runs a command in it as"
+            " it is, and nothing looser",
+        )
     if failure is not None:
         raise Missing(str(failure))
     return found

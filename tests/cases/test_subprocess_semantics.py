@@ -422,3 +422,19 @@ def test_an_object_that_is_dropped_warns_and_its_command_is_reaped_later(ws, pol
         gc.collect()
     kill()
     wait_until(lambda: sp._cleanup() or not os.path.exists(f"/proc/{pid}"))
+
+
+def test_inside_its_own_sandbox_the_library_refuses_by_name(py, ws):
+    """No second sandbox can be made in there; a command that asks for one must not run without it, and the error says what
+    still works."""
+    root = pathlib.Path(sp.__file__).parent.parent
+    code = (
+        f"import sys; sys.path.insert(0, {str(root)!r})\n"
+        "import sandboxed_subprocess as sp\n"
+        "try: sp.run(['touch', 'made'], policy=sp.Policy.workspace_write('.'))\n"
+        "except sp.SandboxUnavailable as error: print(error, '|', error.advice)\n"
+        "sp.run(['touch', 'plain'], policy='danger-full-access', check=True)\n"
+    )
+    result = py(code)
+    assert "itself in a sandbox of sandboxed_subprocess" in result.stdout and "danger-full-access" in result.stdout, result
+    assert (ws / "plain").exists() and not (ws / "made").exists()
