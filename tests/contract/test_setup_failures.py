@@ -5,18 +5,22 @@ from __future__ import annotations
 import errno
 import os
 import pathlib
+import random
 import resource
+import signal
 import socket
 import struct
 import subprocess
 import sys
+import time
 
 import pytest
+from conftest import wait_until
 
 import sandboxed_subprocess as sp
 from sandboxed_subprocess import _backends, _native
 from sandboxed_subprocess._backends import linux_namespaces
-from sandboxed_subprocess._backends._channel import send_plan
+from sandboxed_subprocess._backends._channel import ChannelLaunch, send_plan
 
 
 def test_a_preexec_fn_that_closes_everything_is_a_setup_error(run, ws):
@@ -360,3 +364,34 @@ def test_a_root_caller_is_not_needed_and_does_not_help(run):
         assert int(values[name], 16) == 0, name
     assert (values["NoNewPrivs"], values["Seccomp"]) == ("1", "2")
     assert values["Uid"].split() == [str(os.geteuid())] * 4
+
+
+@pytest.mark.parametrize("victim", ["monitor", "init"])
+def test_a_launcher_killed_at_any_moment_is_a_setup_error_or_a_death_of_the_command(run, ws, monkeypatch, victim):
+    """Never a result that the command did not have: set-up that was killed halfway must not look like an exit status."""
+    chance = random.Random(7)
+    settle = ChannelLaunch.settle
+
+    def killing(self, pid):
+        end = time.monotonic() + chance.random() * 0.003
+        while time.monotonic() < end:
+            pass
+        if victim == "init":
+            children = pathlib.Path(f"/proc/{pid}/task/{pid}/children")
+            os.kill(int(wait_until(lambda: children.read_text().split())[0]), signal.SIGKILL)
+        else:
+            os.kill(pid, signal.SIGKILL)
+        settle(self, pid)
+
+    monkeypatch.setattr(ChannelLaunch, "settle", killing)
+    seen = set()
+    for number in range(60):
+        try:
+            result = run(["sh", "-c", f"touch ran-{number}; sleep 60"])
+        except sp.SandboxSetupError:
+            assert not (ws / f"ran-{number}").exists()
+            seen.add("error")
+        else:
+            assert result.returncode == -signal.SIGKILL
+            seen.add("killed")
+    assert "error" in seen
