@@ -55,8 +55,13 @@ class SandboxUnavailable(SandboxError):
         return f"no sandbox here can enforce this policy ({why})" + (f". {self.advice}" if self.advice else "")
 
 
+# Where it cannot be told, or is too late: the command may have lived for some microseconds, in its sandbox.
+_AS_IT_BEGINS = ("launcher", "running", "pidfd")
+
+
 class SandboxSetupError(SandboxError):
-    """A restriction could not be put in place. The command never ran.
+    """A restriction could not be put in place, and the command did not run; or the launcher was killed, or this process had no
+    descriptors left, in the moment in which the command began (steps "launcher", "running" and "pidfd"), and it was ended.
 
     Attributes:
         step: the launcher's name for what it was doing ("open_tree", "landlock_rules", "seccomp", ...).
@@ -72,7 +77,8 @@ class SandboxSetupError(SandboxError):
         self.detail = detail
 
     def __str__(self) -> str:
-        what = f"the sandbox could not be set up, so the command did not run: {self.step}"
+        ended = "so the command was ended, if it had begun" if self.step in _AS_IT_BEGINS else "so the command did not run"
+        what = f"the sandbox could not be set up, {ended}: {self.step}"
         if self.errno:
             what += f": [{_errno.errorcode.get(self.errno, self.errno)}] {os.strerror(self.errno)}"
         if self.path:
