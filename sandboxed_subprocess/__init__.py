@@ -25,9 +25,9 @@ from ._errors import (
     SandboxSetupError,
     SandboxUnavailable,
 )
+from ._outcome import CompletedProcess
 from ._policy import Environment, Glob, Limits, Policy
 from ._popen import (
-    CompletedProcess,
     Popen,
     call,
     check_call,

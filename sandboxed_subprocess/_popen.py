@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import math
 import os
 import select
@@ -13,8 +12,9 @@ import time
 from subprocess import PIPE, STDOUT, CalledProcessError, TimeoutExpired
 from typing import TYPE_CHECKING, Any, AnyStr, Generic, cast, overload
 
-from ._errors import LimitExceeded, SandboxSetupError
+from ._errors import SandboxSetupError
 from ._launch import ExecFailed, Launch
+from ._outcome import POSITIONAL, CompletedProcess, exec_error, explained, failed
 from ._policy import Policy
 from ._prepare import prepare, resolve_policy
 from ._report import Enforcement, Report
@@ -26,22 +26,9 @@ if TYPE_CHECKING:
 
     from ._typing import AnyOptions, Argv, Options, PopenOptions
 
-# Popen's parameters after args, in their order; those after the last one are keyword-only in the stdlib as well.
-_POSITIONAL = (
-    "bufsize", "executable", "stdin", "stdout", "stderr", "preexec_fn", "close_fds", "shell", "cwd", "env",
-    "universal_newlines", "startupinfo", "creationflags", "restore_signals", "start_new_session", "pass_fds",
-)  # fmt: skip
-
-
 _SIGKILL = getattr(signal, "SIGKILL", 9)
 _ENDS_ITSELF = 5.0  # seconds
 _SIGCONT = getattr(signal, "SIGCONT", 18)
-
-
-class CompletedProcess(subprocess.CompletedProcess[AnyStr]):
-    """What `run()` returns: `subprocess.CompletedProcess`, with the run's report as `.sandbox`."""
-
-    sandbox: Report
 
 
 class _Signature:
@@ -109,12 +96,12 @@ class Popen(subprocess.Popen[AnyStr], Generic[AnyStr]):
     def __init__(self, args: Any, *positional: Any, policy: Policy | str | None = None, **options: Any) -> None:
         self._launch: Launch | None = None
         self._unconfined = False
-        if len(positional) > len(_POSITIONAL):
+        if len(positional) > len(POSITIONAL):
             raise TypeError(
-                f"Popen.__init__() takes from 2 to {len(_POSITIONAL) + 2} positional arguments"
+                f"Popen.__init__() takes from 2 to {len(POSITIONAL) + 2} positional arguments"
                 f" but {len(positional) + 2} were given"
             )
-        for name, value in zip(_POSITIONAL, positional):
+        for name, value in zip(POSITIONAL, positional):
             if name in options:
                 raise TypeError(f"Popen.__init__() got multiple values for argument {name!r}")
             options[name] = value
@@ -135,7 +122,7 @@ class Popen(subprocess.Popen[AnyStr], Generic[AnyStr]):
             super().__init__(launch.argv, **options)
         except OSError as error:
             launch.abandon()
-            raise self._explained(error, launch, program) from None
+            raise explained(error, launch, program) from None
         except BaseException:
             launch.abandon()
             raise
@@ -147,9 +134,9 @@ class Popen(subprocess.Popen[AnyStr], Generic[AnyStr]):
             return
         try:
             launch.settle(self.pid)
-        except ExecFailed as failed:
+        except ExecFailed as missing:
             self._discard(ends_itself=True)
-            raise _exec_error(failed.errno, program) from None
+            raise exec_error(missing.errno, program) from None
         except SandboxSetupError as error:
             self._discard(ends_itself=error.step != "pidfd")
             if error.step == "user":
@@ -159,17 +146,6 @@ class Popen(subprocess.Popen[AnyStr], Generic[AnyStr]):
         except BaseException:
             self._discard()
             raise
-
-    @staticmethod
-    def _explained(error: OSError, launch: Launch, program: Any) -> Exception:
-        """The launcher is the program that Popen tried to execute; its failure is not the command's."""
-        if error.filename != launch.executable:
-            return error
-        if error.errno == errno.E2BIG:
-            return _exec_error(errno.E2BIG, program)
-        return SandboxSetupError(
-            "exec of the launcher", error.errno or 0, detail="preexec_fn closed its file descriptors, or a limit is too low"
-        )
 
     def _discard(self, ends_itself: bool = False) -> None:
         """The command never ran: end the launcher and close everything, so that only the error remains.
@@ -299,24 +275,9 @@ class Popen(subprocess.Popen[AnyStr], Generic[AnyStr]):
                 continue
 
 
-def _exec_error(number: int, program: Any) -> OSError:
-    return OSError(number, os.strerror(number), program)
-
-
 def _popen(*args: Any, **kwargs: Any) -> Popen[Any]:
     """`Popen` as the package has it now: tests of our users replace it there (`mock.patch`)."""
     return sys.modules[__package__].Popen(*args, **kwargs)  # type: ignore[no-any-return]
-
-
-def _failed(process: Popen[Any], retcode: int, stdout: Any, stderr: Any) -> CalledProcessError:
-    report = getattr(process, "sandbox", None)
-    error: CalledProcessError
-    if report is not None and report.limit:
-        error = LimitExceeded(retcode, cast(Any, process.args), stdout, stderr, report.limit)
-    else:
-        error = CalledProcessError(retcode, process.args, output=stdout, stderr=stderr)
-    error.sandbox = report  # type: ignore[attr-defined]
-    return error
 
 
 @overload
@@ -396,7 +357,7 @@ def run(
             raise
         retcode = process.poll()
         if check and retcode:
-            raise _failed(process, retcode, stdout, stderr)
+            raise failed(process, retcode, stdout, stderr)
     result: CompletedProcess[Any] = CompletedProcess(process.args, retcode, stdout, stderr)  # type: ignore[arg-type]
     result.sandbox = getattr(process, "sandbox", Report())
     return result
@@ -417,7 +378,7 @@ else:
         """`subprocess.check_call` in a sandbox."""
         process = _call(popenargs, kwargs.pop("timeout", None), kwargs)
         if process.returncode:
-            raise _failed(process, process.returncode, None, None)
+            raise failed(process, process.returncode, None, None)
         return 0
 
 

@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 
-from .. import _errors, _popen
+from .. import _errors, _outcome, _popen
 from .._policy import Policy
 from . import table
 
@@ -70,17 +70,17 @@ class Stage:
 
     def run(
         self, args: list[str], *, policy: Policy | None = None, cwd: str | None = None, timeout: float = 60
-    ) -> _popen.CompletedProcess[str]:
+    ) -> _outcome.CompletedProcess[str]:
         return _popen.run(
             args, policy=policy or self.policy, cwd=cwd or self.ws, capture_output=True, text=True, timeout=timeout,
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
 
-    def sh(self, script: str, **keywords: object) -> _popen.CompletedProcess[str]:
+    def sh(self, script: str, **keywords: object) -> _outcome.CompletedProcess[str]:
         return self.run(["sh", "-c", script], **keywords)  # type: ignore[arg-type]
 
 
-def _last(result: _popen.CompletedProcess[str]) -> str:
+def _last(result: _outcome.CompletedProcess[str]) -> str:
     lines = (result.stderr + result.stdout).strip().splitlines()
     return lines[-1][:100] if lines else f"exit status {result.returncode}"
 
@@ -219,7 +219,7 @@ def _attacks(s: Stage) -> Iterator[Attempt]:
     )
 
 
-def _last_error(result: _popen.CompletedProcess[str]) -> str:
+def _last_error(result: _outcome.CompletedProcess[str]) -> str:
     lines = result.stderr.strip().splitlines()
     return lines[-1][:100] if lines else "refused"
 

@@ -12,7 +12,8 @@ PACKAGE = pathlib.Path(sandboxed_subprocess.__file__).parent
 LAYERS = [
     ["__init__", "__main__", "testing"],
     ["_cli"],
-    ["_popen"],
+    ["_popen", "aio"],
+    ["_outcome"],
     ["_typing"],
     ["_prepare"],
     ["_backends"],

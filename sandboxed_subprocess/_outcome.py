@@ -1,0 +1,51 @@
+"""What a command came to, as results and errors: shared by the synchronous and the asynchronous side."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from subprocess import CalledProcessError
+from typing import Any, AnyStr, cast
+
+from ._errors import LimitExceeded, SandboxSetupError
+from ._launch import Launch
+from ._report import Report
+
+# Popen's parameters after args, in their order; those after the last one are keyword-only in the stdlib as well.
+POSITIONAL = (
+    "bufsize", "executable", "stdin", "stdout", "stderr", "preexec_fn", "close_fds", "shell", "cwd", "env",
+    "universal_newlines", "startupinfo", "creationflags", "restore_signals", "start_new_session", "pass_fds",
+)  # fmt: skip
+
+
+class CompletedProcess(subprocess.CompletedProcess[AnyStr]):
+    """What `run()` returns: `subprocess.CompletedProcess`, with the run's report as `.sandbox`."""
+
+    sandbox: Report
+
+
+def explained(error: OSError, launch: Launch, program: Any) -> Exception:
+    """The launcher is the program that Popen tried to execute; its failure is not the command's."""
+    if error.filename != launch.executable:
+        return error
+    if error.errno == errno.E2BIG:
+        return exec_error(errno.E2BIG, program)
+    return SandboxSetupError(
+        "exec of the launcher", error.errno or 0, detail="preexec_fn closed its file descriptors, or a limit is too low"
+    )
+
+
+def exec_error(number: int, program: Any) -> OSError:
+    return OSError(number, os.strerror(number), program)
+
+
+def failed(process: Any, retcode: int, stdout: Any, stderr: Any) -> CalledProcessError:
+    report = getattr(process, "sandbox", None)
+    error: CalledProcessError
+    if report is not None and report.limit:
+        error = LimitExceeded(retcode, cast(Any, process.args), stdout, stderr, report.limit)
+    else:
+        error = CalledProcessError(retcode, process.args, output=stdout, stderr=stderr)
+    error.sandbox = report  # type: ignore[attr-defined]
+    return error
