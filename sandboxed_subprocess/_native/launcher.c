@@ -1872,9 +1872,13 @@ static void __attribute__((noreturn)) monitor_loop(pid_t init)
 			/* Only a reaped init proves that its pid namespace is empty (man 7 pid_namespaces). */
 			if (waitpid(init, &raw, WNOHANG) != init)
 				continue;
-			if (recv(pair[0], &status, sizeof status, MSG_DONTWAIT) == sizeof status)
-				mirror(status);
-			mirror(raw);      /* killed from outside, or the launch failed and has been reported */
+			/* Twice: init may have ended with a forwarded signal unread, and the first call then says no more than that
+			 * (ECONNRESET, net/unix/af_unix.c). */
+			for (int i = 0; i < 2; i++)
+				if (recv(pair[0], &status, sizeof status, MSG_DONTWAIT) == sizeof status)
+					mirror(status);
+			/* Killed from outside, or the launch failed and has been reported. Never a success that nobody reported. */
+			mirror(raw ? raw : 125 << 8);
 		}
 		request[0] = signal_number;
 		/* From the terminal (SI_KERNEL) it was meant for a whole foreground group; from kill(2) for one process. */

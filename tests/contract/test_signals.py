@@ -239,3 +239,13 @@ def test_a_forked_child_does_not_finish_the_parents_command(policy, ws):
         assert p.poll() is None
         assert p.communicate(b"mine", timeout=30)[0] == b"mine"
         assert p.sandbox.ended == "exit"
+
+
+def test_a_signal_in_the_last_moment_does_not_change_the_status(ws, policy):
+    """Process 1 may end with a forwarded signal unread; the launcher then took the error on its socket for the lack of a
+    status, and a failed command came back with 0."""
+    for _ in range(40):
+        process = sp.Popen(["sh", "-c", "exit 7"], policy=policy, cwd=ws)
+        while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            os.kill(process.pid, signal.SIGCONT)
+        assert process.wait() == 7
