@@ -3,6 +3,7 @@
 import sandboxed_subprocess as subprocess
 """
 
+import importlib as _importlib
 import sys
 
 if sys.argv[:1] == ["-m"] and "sandboxed_subprocess" in sys.orig_argv and not getattr(sys.flags, "safe_path", False):
@@ -50,6 +51,10 @@ __all__ = [
     "Violation", "default_policy", "network_rule", "set_default_policy",
 ]  # fmt: skip
 
+if _typing.TYPE_CHECKING:
+    from . import aio
+    from .aio import create_subprocess_exec, create_subprocess_shell
+
 if _typing.TYPE_CHECKING and sys.platform == "win32":
     from subprocess import (
         ABOVE_NORMAL_PRIORITY_CLASS,
@@ -91,8 +96,17 @@ if not _typing.TYPE_CHECKING:
     globals().update({_name: getattr(_stdlib, _name) for _name in _borrowed})
 
     class _Module(_types.ModuleType):
-        """Setting or deleting a borrowed name does it to the stdlib module too, since ours is its Popen:
+        """The asynchronous side comes when it is asked for: asyncio is no part of the import.
+
+        Setting or deleting a borrowed name does it to the stdlib module too, since ours is its Popen:
         `mock.patch("subprocess._fork_exec")` works as ever."""
+
+        def __getattr__(self, name: str) -> object:
+            if name not in ("aio", "create_subprocess_exec", "create_subprocess_shell"):
+                raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            # By name: a "from . import aio" would ask here again.
+            aio = _importlib.import_module(f"{__name__}.aio")
+            return aio if name == "aio" else getattr(aio, name)
 
         def __setattr__(self, name: str, value: object) -> None:
             super().__setattr__(name, value)

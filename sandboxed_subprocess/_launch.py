@@ -187,6 +187,10 @@ class Launch:
         """
         raise NotImplementedError
 
+    def word(self) -> int:
+        """A descriptor that is readable when settle() has something to take; for event loops."""
+        raise NotImplementedError
+
     def send_signal(self, number: int) -> None:
         """To the command itself, whose handler runs. Nothing happens once it has ended."""
         raise NotImplementedError

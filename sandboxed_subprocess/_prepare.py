@@ -59,6 +59,17 @@ def _as_policy(policy: Policy | str) -> Policy:
     raise PolicyError(f"policy={policy!r}: a Policy, the name of a preset, or None")
 
 
+@contextlib.contextmanager
+def plain_spawns() -> Iterator[None]:
+    """Where this package is in the stdlib module's place, asyncio's and trio's own Popen is ours; what they start for us is
+    the launcher, which needs no sandbox around it."""
+    token = _context.set(_preset("danger-full-access", None))
+    try:
+        yield
+    finally:
+        _context.reset(token)
+
+
 @functools.lru_cache(256)
 def _preset(name: str, root: str | None) -> Policy:
     return Policy.from_preset(name, *((root,) if root is not None else ()))

@@ -79,6 +79,10 @@ class ChannelLaunch(Launch):
                 os.close(fd)
         self._init_fd = self._command_fd = self._made = -1
 
+    def word(self) -> int:
+        assert self._channel is not None
+        return self._channel.fileno()
+
     def settle(self, pid: int) -> None:
         channel = self._channel
         assert channel is not None

@@ -2069,6 +2069,9 @@ int main(int argc, char **argv)
 
 	if (argc < 1 || !argv[0])
 		return 64;
+	/* uvloop puts the name of the file in the place of argv[0]; then it stands behind it. */
+	if (argc > 1 && strncmp(argv[0], name, sizeof name - 1) && !strncmp(argv[1], name, sizeof name - 1))
+		argv++;
 	if (!strcmp(argv[0], "sandboxed-subprocess-probe"))
 		return 0;      /* what detect() runs inside a trial sandbox */
 	if (strncmp(argv[0], name, sizeof name - 1)) {

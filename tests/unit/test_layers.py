@@ -13,6 +13,7 @@ LAYERS = [
     ["__init__", "__main__", "testing"],
     ["_cli"],
     ["_popen", "aio"],
+    ["_trio"],
     ["_outcome"],
     ["_typing"],
     ["_prepare"],
