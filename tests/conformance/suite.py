@@ -1,6 +1,7 @@
-"""Runs CPython's `test.test_subprocess` with this package in the place of `subprocess`. Prints JSON, the last line.
+"""Runs CPython's `test.test_subprocess` with this package in the place of `subprocess`, or `test.test_asyncio.test_subprocess`
+with its functions in the place of asyncio's. Prints JSON, the last line.
 
-    python suite.py POLICY DIRECTORY [test ...]
+    python suite.py {subprocess|asyncio} POLICY DIRECTORY [test ...]
 
 POLICY is a preset. Under "workspace-write" the directory is the only root, and /tmp is shared: the suite's files lie there.
 A program of its own, because the suite has to import the module under the name `subprocess`, before anything else does.
@@ -26,7 +27,7 @@ def counted(function, calls):
 
 
 def main() -> int:
-    policy_name, directory, *names = sys.argv[1:]
+    which, policy_name, directory, *names = sys.argv[1:]
     sys.path[0] = str(HERE.parent.parent)
     import sandboxed_subprocess as sp
 
@@ -37,15 +38,23 @@ def main() -> int:
     else:
         policy = sp.Policy.from_preset(policy_name)
     sp.set_default_policy(policy)
-    sys.modules["subprocess"] = sp
     launches = []
-    sp._popen.prepare = counted(sp._popen.prepare, launches)
-
     import unittest
 
-    from test import test_subprocess
+    if which == "subprocess":
+        sys.modules["subprocess"] = sp
+        sp._popen.prepare = counted(sp._popen.prepare, launches)
+        from test import test_subprocess
 
-    assert test_subprocess.subprocess is sp
+        assert test_subprocess.subprocess is sp
+    else:
+        import asyncio
+
+        for module in (asyncio, asyncio.subprocess):
+            module.create_subprocess_exec = sp.create_subprocess_exec
+            module.create_subprocess_shell = sp.create_subprocess_shell
+        sp.aio.prepare = counted(sp.aio.prepare, launches)
+        from test.test_asyncio import test_subprocess
     sys.path.insert(0, str(HERE))
     import skips
 
