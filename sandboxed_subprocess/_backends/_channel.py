@@ -29,6 +29,7 @@ RUNNING, FAILED, EXEC_FAILED, ENDED = 1, 2, 3, 4
 _FAILURE = struct.Struct("=Ii32s")
 _ENDED = struct.Struct("=IiQQQII1024s")
 _WALL_LIMIT, _UNTOUCHED = 1, 2
+_PATIENCE_MS = 50
 _CREDENTIALS = struct.Struct("=iII")
 _ANCILLARY = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(3 * 4)
 
@@ -132,18 +133,24 @@ class ChannelLaunch(Launch):
                 pass
 
     def kill(self) -> None:
-        # SIGKILL to process 1 of the namespace: the kernel ends every process in it, and only then is it reaped.
-        if self._init_fd >= 0 and os.getpid() == self.owner:
-            self.killed = True
+        """Process 1 is told to end everything, and has a moment for it; it keeps the status of a command that was just ending.
+        Should it not answer, it is killed: then the kernel ends every process in its namespace before it can be reaped."""
+        if self._init_fd < 0 or os.getpid() != self.owner:
+            return
+        self.killed = True
+        if self._channel is not None:
             try:
-                signal.pidfd_send_signal(self._init_fd, signal.SIGKILL)
+                self._channel.send(b"kill", socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                poller = select.poll()
+                poller.register(self._init_fd, select.POLLIN)
+                if poller.poll(_PATIENCE_MS):
+                    return
             except OSError:
-                # Gone already, or this process has become another user since, who may not; process 1 takes it as an order.
-                if self._channel is not None:
-                    try:
-                        self._channel.send(b"kill", socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-                    except (BrokenPipeError, ConnectionResetError):
-                        pass  # gone
+                pass  # its end is closed: it is gone, or will be killed now
+        try:
+            signal.pidfd_send_signal(self._init_fd, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
 
     def record_end(self, wall: float) -> None:
         record = self._last_record()
@@ -161,7 +168,8 @@ class ChannelLaunch(Launch):
         if wall_limit:
             report.ended, report.limit = "limit", "wall_seconds"
         else:
-            report.ended = report.ended or ("signal" if os.WIFSIGNALED(status) else "exit")
+            how = "killed" if self.killed and status == signal.SIGKILL else "signal" if os.WIFSIGNALED(status) else "exit"
+            report.ended = report.ended or how
         if left_behind and not wall_limit:
             found = names.rstrip(b"\0").decode("utf-8", "replace").split("\n")
             # A process chooses its own name; it must not be able to talk to whoever prints it.
@@ -184,13 +192,17 @@ class ChannelLaunch(Launch):
         channel = self._channel
         if channel is None:
             return None
-        try:
-            while data := channel.recv(8192, socket.MSG_DONTWAIT):
-                if len(data) == _ENDED.size and struct.unpack_from("=I", data)[0] == ENDED:
-                    return _ENDED.unpack(data)
-        except OSError:
-            pass  # the launcher ended without a record; the report says "unknown"
-        return None
+        for _ in range(2):
+            try:
+                while data := channel.recv(8192, socket.MSG_DONTWAIT):
+                    if len(data) == _ENDED.size and struct.unpack_from("=I", data)[0] == ENDED:
+                        return _ENDED.unpack(data)
+            except ConnectionResetError:
+                continue  # said once where it ended with an order unread; what it had sent is still there
+            except OSError:
+                break
+            break
+        return None  # the launcher ended without a record; the report says "unknown"
 
 
 def send_plan(channel: socket.socket, text: bytes) -> None:

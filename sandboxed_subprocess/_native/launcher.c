@@ -1744,12 +1744,10 @@ static void __attribute__((noreturn)) init_loop(void)
 		if (p[3].revents) {
 			char order[8];
 			ssize_t n = recv(launch_socket, order, sizeof order, MSG_DONTWAIT);
-			/* A caller that may not signal us any more, having become another user, can still ask. */
-			if (n == 4 && !memcmp(order, "kill", 4)) {
-				status = SIGKILL;      /* as a wait status: ended by it */
-				(void)send(pair[1], &status, sizeof status, MSG_NOSIGNAL);
-				_exit(125);
-			}
+			/* Told, and not killed: a command that is just ending keeps its own status, as it would without us; and a
+			 * caller that has become another user since, and may not signal us, can still do this. */
+			if (n == 4 && !memcmp(order, "kill", 4))
+				break;
 			/* The caller may drop its end and let the command go on, as Popen allows. */
 			if (n <= 0)
 				socket_open = 0;
@@ -1759,7 +1757,8 @@ static void __attribute__((noreturn)) init_loop(void)
 		pid_t pid;
 		int st;
 
-		e.left_behind = name_survivors(e.names, sizeof e.names);
+		if (command_done)
+			e.left_behind = name_survivors(e.names, sizeof e.names);
 		kill(-1, SIGKILL);
 		while ((pid = waitpid(-1, &st, 0)) > 0 || errno == EINTR)
 			if (pid > 0 && pid == command_pid)

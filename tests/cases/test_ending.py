@@ -85,6 +85,17 @@ def test_a_kill_that_the_kernel_refuses_still_ends_the_tree_and_hides_no_timeout
     assert processes_with(token) == []
 
 
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_command_that_has_just_ended_keeps_its_status_when_it_is_killed(ws, policy, status):
+    """Read to the end, kill, wait: what pexpect and its like do. Without a sandbox the kill comes too late to change it."""
+    for _ in range(30):
+        with sp.Popen(["sh", "-c", f"exit {status}"], stdout=sp.PIPE, policy=policy, cwd=ws) as process:
+            process.stdout.read()
+            process.kill()
+            assert process.wait(timeout=10) == status
+            assert process.sandbox.ended == "exit"
+
+
 @pytest.mark.skipif(not ROOT, reason="only root can become somebody else")
 def test_a_caller_that_dropped_its_privileges_can_still_end_what_it_started(ws, token):
     """Daemons start their helpers first."""

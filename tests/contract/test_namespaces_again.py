@@ -96,11 +96,11 @@ def test_two_runs_at_a_time_are_never_in_one(where, ws, policy):
     assert first not in (second, third) and second != first
 
 
-def test_a_killed_run_takes_its_namespace_with_it(where, ws, policy):
-    """Nothing is known of how it was left."""
+def test_a_run_whose_process_1_was_killed_takes_its_namespace_with_it(where, ws, policy):
+    """Nobody has looked how it was left."""
     before = where()
     with sp.Popen(["sleep", "60"], policy=policy, cwd=ws) as process:
-        process.kill()
+        os.kill(process.pid, signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
     assert where() != before
 
