@@ -269,8 +269,8 @@ class Policy(Frozen):
         syscall_exceptions: of "ptrace", "perf_event", "keyring".
         enforcement: "strict" refuses what cannot be enforced in full; "best-effort" runs and reports the gaps.
         backend: the name of the only backend to use.
-        terminate_grace: seconds between SIGTERM and SIGKILL where a cancelled run is ended for the caller. For the
-            asynchronous side, which is not there yet: `timeout=` of `run()` kills at once, as the standard library's.
+        terminate_grace: seconds between SIGTERM and the end of the whole tree, where `timeout=` of `run()`, or a
+            cancellation, ends a run for the caller. 0: at once, as the standard library does.
 
     Raises:
         PolicyError: a value that cannot be, or two that contradict each other.

@@ -256,6 +256,17 @@ class Popen(subprocess.Popen[AnyStr], Generic[AnyStr]):
         else:
             super().kill()
 
+    def _ask_to_end(self) -> None:
+        """SIGTERM to the command, and the policy's time for it to clean up."""
+        if sys.platform == "linux" and self._launch is not None and self.poll() is None:
+            grace = self._launch.plan.policy.terminate_grace
+            if grace > 0:
+                try:
+                    self._launch.send_signal(signal.SIGTERM)
+                except PermissionError:
+                    return  # another user by now, who cannot ask; kill() can
+                self._exited_within(grace)
+
     def _kill_unconfined(self) -> None:
         """Without a sandbox there is no pid 1 to kill; what psutil finds below the command is what can be ended."""
         import psutil
@@ -347,6 +358,8 @@ def run(
             report = getattr(process, "sandbox", None)
             if report is not None and process.poll() is None:
                 report.ended = "timeout"
+            if isinstance(process, Popen):
+                process._ask_to_end()
             process.kill()
             process.wait()
             error.sandbox = report  # type: ignore[attr-defined]

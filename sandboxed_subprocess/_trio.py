@@ -110,12 +110,13 @@ async def _first(wait: Any, scope: trio.CancelScope) -> None:
 async def _end(process: trio.Process, launch: Launch | None, grace: float | None) -> None:
     """The tree is dead and reaped, and every pipe closed, when this returns. To be run in a shielded scope."""
     if process.returncode is None and grace is not None:
-        if launch is not None:
-            launch.send_signal(signal.SIGTERM)
-        else:
-            process.terminate()
-        with trio.move_on_after(grace):
-            await process.wait()
+        with contextlib.suppress(PermissionError):  # another user by now, who cannot ask, but can kill
+            if launch is not None:
+                launch.send_signal(signal.SIGTERM)
+            else:
+                process.terminate()
+            with trio.move_on_after(grace):
+                await process.wait()
     if process.returncode is None:
         if launch is not None:
             launch.kill()

@@ -139,9 +139,9 @@ class Process(_StdlibProcess):
         if self.returncode is None and grace is not None:
             try:
                 self.terminate()
-            except ProcessLookupError:
-                pass
-            await asyncio.wait([self._ending.exited], timeout=grace)
+                await asyncio.wait([self._ending.exited], timeout=grace)
+            except (ProcessLookupError, PermissionError):
+                pass  # gone; or this is another user by now, who cannot ask, but can kill
         if self.returncode is None:
             try:
                 self.kill()

@@ -60,6 +60,21 @@ def test_a_handler_of_sigterm_has_its_say(ws, policy):
         assert process.communicate(timeout=10) == (b"bye\n", None) and process.returncode == 7
 
 
+def test_a_timeout_lets_a_command_clean_up_for_a_bounded_time(run, policy, ws):
+    """SIGTERM, the policy's grace, and then the whole tree; a command that does not listen costs that much and no more."""
+    with pytest.raises(sp.TimeoutExpired):
+        run(["sh", "-c", "trap 'echo bye > said; exit 7' TERM; while :; do sleep 0.01; done"], timeout=0.3)
+    assert (ws / "said").read_text() == "bye\n"
+    begin = time.monotonic()
+    with pytest.raises(sp.TimeoutExpired):
+        run(["sh", "-c", "trap '' TERM; while :; do sleep 0.01; done"], timeout=0.2, policy=policy.replace(terminate_grace=0.5))
+    assert 0.6 < time.monotonic() - begin < 5
+    begin = time.monotonic()
+    with pytest.raises(sp.TimeoutExpired):
+        run(["sh", "-c", "trap '' TERM; while :; do sleep 0.01; done"], timeout=0.2, policy=policy.replace(terminate_grace=0))
+    assert time.monotonic() - begin < 2
+
+
 def test_nothing_is_signalled_after_the_end(ws, policy):
     """The number may belong to somebody else by then."""
     with sp.Popen(["true"], policy=policy, cwd=ws) as process:
