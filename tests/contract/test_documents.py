@@ -27,6 +27,8 @@ def test_the_python_of_the_readme_runs(number, ws, tier):
     assert result.returncode == 0, result.stderr
     if number < 2:
         assert result.stdout == "0\n"
+    elif number == 3:
+        assert result.stdout == "out\n (b'through', None)\n"
     else:
         assert (ws / "made").read_text() == "hello\n" and ("denied" in result.stdout or "No such file" in result.stdout)
 
