@@ -49,12 +49,11 @@ def identity(fd: int) -> Identity:
 
 
 def hold(path: str) -> int:
-    """A descriptor of a program for the life of the process; -1 where there is none."""
+    """A descriptor of a program for the life of the process; -1 where there is none, or no number left for it."""
     try:
-        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        return apart(os.open(path, os.O_PATH | os.O_CLOEXEC), _PROGRAM)
     except OSError:
         return -1
-    return apart(fd, _PROGRAM)
 
 
 class Slot:
