@@ -167,6 +167,7 @@ static size_t keep_count, group_count;
 static uint32_t *group_list;
 static int *source_fd;
 static char **command_argv;
+static char *arguments, *arguments_end;    /* where the strings of argv lie */
 extern char **environ;
 
 /* ---- state shared by the three processes (each has its own copy, but for the command, which shares init's) ------ */
@@ -1815,6 +1816,9 @@ static void __attribute__((noreturn)) init_main(void)
 	step_name = "running";
 	if (say_running() < 0)
 		give_up();
+	/* argv is the command's: "pgrep -f" inside would find process 1 for whatever it looks for. The command has its copy. */
+	memset(arguments, 0, (size_t)(arguments_end - arguments));
+	strncpy(arguments, "sandbox-init", (size_t)(arguments_end - arguments) - 1);
 	if (chdir("/") < 0)
 		_exit(125);
 	init_loop();
@@ -2083,6 +2087,9 @@ int main(int argc, char **argv)
 		bad_plan("no plan");
 	launch_socket = (int)fd;
 	command_argv = argv;
+	arguments = argv[0];
+	for (char **last = argv; *last; last++)
+		arguments_end = *last + strlen(*last) + 1;
 	mark("start");
 	parse(receive_plan());
 	mark("parse");

@@ -232,3 +232,11 @@ ls /dev | tr '\\n' ' '"""
 def test_signal_numbers_of_the_test_process_are_as_before():
     """The tests above send signals to this very process: it must not have been told to ignore them."""
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_process_1_does_not_show_the_commands_arguments(run):
+    """`pgrep -f server || start-it` would find it, for whatever it looks for, and a password that was passed as an argument
+    would stay there when the command has replaced it in its own."""
+    assert run(["cat", "/proc/1/cmdline"]).stdout.rstrip("\0") == "sandbox-init"
+    result = run(["pgrep", "-f", "some-server-that-is-not-there"])
+    assert (result.returncode, result.stdout) == (1, "")
