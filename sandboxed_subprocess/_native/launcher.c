@@ -335,6 +335,20 @@ static int receive_plan(void)
 	return fd;
 }
 
+/* The command's arguments, at another place than where /proc shows those of this program. */
+static void copy_arguments(int argc, char **argv)
+{
+	char *copy;
+
+	arguments = argv[0];
+	arguments_end = argv[argc - 1] + strlen(argv[argc - 1]) + 1;
+	command_argv = table((size_t)argc + 1, sizeof *command_argv);
+	copy = table(1, (size_t)(arguments_end - arguments));
+	memcpy(copy, arguments, (size_t)(arguments_end - arguments));
+	for (int i = 0; i < argc; i++)
+		command_argv[i] = copy + (argv[i] - arguments);
+}
+
 static void parse(int fd)
 {
 	struct stat st;
@@ -1791,6 +1805,9 @@ static void __attribute__((noreturn)) init_main(void)
 	static char stack[256 * 1024] __attribute__((aligned(64)));
 
 	close(pair[0]);
+	/* argv is the command's, and it has a copy: "pgrep -f" inside would find process 1 for whatever it looks for. */
+	memset(arguments, 0, (size_t)(arguments_end - arguments));
+	strncpy(arguments, "sandbox-init", (size_t)(arguments_end - arguments) - 1);
 	for (size_t i = 0; i < sizeof init_steps / sizeof *init_steps; i++) {
 		step_name = init_steps[i].name;
 		step_path = NULL;
@@ -1816,9 +1833,6 @@ static void __attribute__((noreturn)) init_main(void)
 	step_name = "running";
 	if (say_running() < 0)
 		give_up();
-	/* argv is the command's: "pgrep -f" inside would find process 1 for whatever it looks for. The command has its copy. */
-	memset(arguments, 0, (size_t)(arguments_end - arguments));
-	strncpy(arguments, "sandbox-init", (size_t)(arguments_end - arguments) - 1);
 	if (chdir("/") < 0)
 		_exit(125);
 	init_loop();
@@ -2073,8 +2087,10 @@ int main(int argc, char **argv)
 	if (argc < 1 || !argv[0])
 		return 64;
 	/* uvloop puts the name of the file in the place of argv[0]; then it stands behind it. */
-	if (argc > 1 && strncmp(argv[0], name, sizeof name - 1) && !strncmp(argv[1], name, sizeof name - 1))
+	if (argc > 1 && strncmp(argv[0], name, sizeof name - 1) && !strncmp(argv[1], name, sizeof name - 1)) {
 		argv++;
+		argc--;
+	}
 	if (!strcmp(argv[0], "sandboxed-subprocess-probe"))
 		return 0;      /* what detect() runs inside a trial sandbox */
 	if (strncmp(argv[0], name, sizeof name - 1)) {
@@ -2086,10 +2102,7 @@ int main(int argc, char **argv)
 	if (errno || *end || end == argv[0] + sizeof name - 1 || fd < 0 || fd > INT_MAX)
 		bad_plan("no plan");
 	launch_socket = (int)fd;
-	command_argv = argv;
-	arguments = argv[0];
-	for (char **last = argv; *last; last++)
-		arguments_end = *last + strlen(*last) + 1;
+	copy_arguments(argc, argv);
 	mark("start");
 	parse(receive_plan());
 	mark("parse");
