@@ -43,13 +43,11 @@ SUITES = {
     "setuptools-scm": Suite("10.3.4", "testing_scm", "build"),
     "EasyProcess": Suite("1.1", "tests", "pyvirtualdisplay"),
     "honcho": Suite("2.0.0", "tests", "jinja2 mock"),
-    "bounded-subprocess": Suite("2.9.2", "test/module_test.py test/test_async.py", "pytest-asyncio"),
 }
 
 _ENDS = "a daemon is left to outlive its command; here nothing does"
 _MARKERS = "wants the command's environment to be the caller's, name by name; the markers are in it"
 _PIDS = "looks for other processes of the host, which are not visible inside"
-_MEMORY = "finds the command's memory by Popen.pid, which is the sandbox's process"
 
 # Tests that pass plain and fail sandboxed, and why that is right. A key that ends in * is a beginning.
 EXPECTED: dict[str, dict[str, str]] = {
@@ -62,7 +60,6 @@ EXPECTED: dict[str, dict[str, str]] = {
         "tests/test_nohup.py::TestNohupLocal::*": _ENDS,
     },
     "setuptools-scm": {"testing_scm/test_regressions.py::test_pip_download": "needs the network"},
-    "bounded-subprocess": {"test/test_async.py::test_run_memory_limit_exceeded*": _MEMORY},
 }
 
 OUR_NEEDS = ["pytest-timeout==2.4.0", "pyseccomp>=0.1.2", "landlock>=1.0.0.dev5", "psutil>=5.9", "tomli>=2", "tomli-w>=1"]
