@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import subprocess
+from collections.abc import Callable, Iterator
 from subprocess import CalledProcessError
 from typing import Any, AnyStr, cast
 
 from ._errors import LimitExceeded, SandboxSetupError
-from ._launch import Launch
+from ._launch import ExecFailed, Launch
 from ._report import Report
 
 # Popen's parameters after args, in their order; those after the last one are keyword-only in the stdlib as well.
@@ -25,18 +27,63 @@ class CompletedProcess(subprocess.CompletedProcess[AnyStr]):
     sandbox: Report
 
 
-def explained(error: OSError, launch: Launch, program: Any) -> Exception:
+@contextlib.contextmanager
+def spawning(launch: Launch, program: Any) -> Iterator[None]:
+    """Around the spawn of the launcher: where it fails nothing stays open, and the error is about the user's program."""
+    try:
+        yield
+    except OSError as error:
+        launch.abandon()
+        raise _explained(error, launch, program) from None
+    except BaseException:
+        launch.abandon()
+        raise
+    finally:
+        launch.close_child_side()
+
+
+def refusal(error: ExecFailed | SandboxSetupError, program: Any) -> Exception:
+    """What the caller gets where `settle()` says that the command does not run."""
+    if isinstance(error, ExecFailed):
+        return _exec_error(error.errno, program)
+    if error.step == "user":
+        # What Popen itself says when it cannot switch the user.
+        return OSError(error.errno, os.strerror(error.errno))
+    return error
+
+
+def kill_unconfined(pid: int, kill: Callable[[], None]) -> None:
+    """Without a sandbox there is no process 1 to end; what psutil finds below the command is what can be ended.
+
+    Args:
+        kill: ends the command itself.
+    """
+    import psutil
+
+    try:
+        family = psutil.Process(pid).children(recursive=True)
+    except psutil.Error:
+        family = []
+    kill()
+    for process in family:
+        try:
+            process.kill()
+        except psutil.Error:
+            continue
+
+
+def _explained(error: OSError, launch: Launch, program: Any) -> Exception:
     """The launcher is the program that Popen tried to execute; its failure is not the command's."""
     if error.filename != launch.executable:
         return error
     if error.errno == errno.E2BIG:
-        return exec_error(errno.E2BIG, program)
+        return _exec_error(errno.E2BIG, program)
     return SandboxSetupError(
         "exec of the launcher", error.errno or 0, detail="preexec_fn closed its file descriptors, or a limit is too low"
     )
 
 
-def exec_error(number: int, program: Any) -> OSError:
+def _exec_error(number: int, program: Any) -> OSError:
     return OSError(number, os.strerror(number), program)
 
 

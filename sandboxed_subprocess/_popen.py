@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, AnyStr, Generic, cast, overload
 
 from ._errors import SandboxSetupError
 from ._launch import ExecFailed, Launch
-from ._outcome import POSITIONAL, CompletedProcess, exec_error, explained, failed
+from ._outcome import POSITIONAL, CompletedProcess, failed, kill_unconfined, refusal, spawning
 from ._policy import Policy
-from ._prepare import prepare, resolve_policy
+from ._prepare import is_plain, plain_policy, prepare, resolve_policy
 from ._report import Enforcement, Report
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Popen(subprocess.Popen[AnyStr], Generic[AnyStr]):
             if name in options:
                 raise TypeError(f"Popen.__init__() got multiple values for argument {name!r}")
             options[name] = value
-        chosen = resolve_policy(policy)
+        chosen = plain_policy() if policy is None and is_plain(args) else resolve_policy(policy)
         if chosen.unconfined:
             self._unconfined = True
             # Now, not in kill(): by then, a command may have put a psutil.py into the current directory.
@@ -119,30 +119,19 @@ class Popen(subprocess.Popen[AnyStr], Generic[AnyStr]):
         self._launch = launch
         self.sandbox = launch.report
         try:
-            super().__init__(launch.argv, **options)
-        except OSError as error:
-            launch.abandon()
-            raise explained(error, launch, program) from None
-        except BaseException:
-            launch.abandon()
-            raise
+            with spawning(launch, program):
+                super().__init__(launch.argv, **options)
         finally:
             self.args = args
-            launch.close_child_side()
         if not self.__dict__.get("_child_created"):  # a mocked _execute_child starts nothing
             launch.abandon()
             return
         try:
             launch.settle(self.pid)
-        except ExecFailed as missing:
-            self._discard(ends_itself=True)
-            raise exec_error(missing.errno, program) from None
-        except SandboxSetupError as error:
-            self._discard(ends_itself=error.step != "pidfd")
-            if error.step == "user":
-                # What Popen itself says when it cannot switch the user.
-                raise OSError(error.errno, os.strerror(error.errno)) from None
-            raise
+        except (ExecFailed, SandboxSetupError) as error:
+            # Where this process had no descriptors left, the command runs, and has to be ended.
+            self._discard(ends_itself=isinstance(error, ExecFailed) or error.step != "pidfd")
+            raise refusal(error, program) from None
         except BaseException:
             self._discard()
             raise
@@ -252,7 +241,9 @@ class Popen(subprocess.Popen[AnyStr], Generic[AnyStr]):
                 except (ProcessLookupError, PermissionError):
                     pass
         elif self._unconfined:
-            self._kill_unconfined()
+            self.poll()
+            if self.returncode is None:
+                kill_unconfined(self.pid, super().kill)
         else:
             super().kill()
 
@@ -266,24 +257,6 @@ class Popen(subprocess.Popen[AnyStr], Generic[AnyStr]):
                 except PermissionError:
                     return  # another user by now, who cannot ask; kill() can
                 self._exited_within(grace)
-
-    def _kill_unconfined(self) -> None:
-        """Without a sandbox there is no pid 1 to kill; what psutil finds below the command is what can be ended."""
-        import psutil
-
-        self.poll()
-        if self.returncode is not None:
-            return
-        try:
-            family = psutil.Process(self.pid).children(recursive=True)
-        except psutil.Error:
-            family = []
-        super().kill()
-        for process in family:
-            try:
-                process.kill()
-            except psutil.Error:
-                continue
 
 
 def _popen(*args: Any, **kwargs: Any) -> Popen[Any]:

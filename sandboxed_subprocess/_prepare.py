@@ -59,15 +59,33 @@ def _as_policy(policy: Policy | str) -> Policy:
     raise PolicyError(f"policy={policy!r}: a Policy, the name of a preset, or None")
 
 
+_plain: contextvars.ContextVar[Any] = contextvars.ContextVar("sandboxed_subprocess.plain", default=None)
+
+
 @contextlib.contextmanager
-def plain_spawns() -> Iterator[None]:
-    """Where this package is in the stdlib module's place, asyncio's and trio's own Popen is ours; what they start for us is
-    the launcher, which needs no sandbox around it."""
-    token = _context.set(_preset("danger-full-access", None))
+def plain_spawn(args: Any) -> Iterator[None]:
+    """Where this package is in the stdlib module's place, asyncio's and trio's own Popen is ours. This one command of theirs
+    is the launcher, or one for which no sandbox was asked; any other that is started meanwhile, by a signal handler say, has
+    the sandbox that it would have anyway."""
+    token = _plain.set(args)
     try:
         yield
     finally:
-        _context.reset(token)
+        _plain.reset(token)
+
+
+def is_plain(args: Any) -> bool:
+    """Whether these are the arguments that `plain_spawn` names."""
+    expected = _plain.get()
+    if expected is None:
+        return False
+    if isinstance(expected, list):
+        return isinstance(args, (list, tuple)) and list(args) == expected
+    return bool(args == expected)
+
+
+def plain_policy() -> Policy:
+    return _preset("danger-full-access", None)
 
 
 @functools.lru_cache(256)

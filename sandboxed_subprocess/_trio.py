@@ -12,9 +12,9 @@ import trio
 
 from ._errors import SandboxSetupError
 from ._launch import ExecFailed, Launch
-from ._outcome import exec_error, explained
+from ._outcome import kill_unconfined, refusal, spawning
 from ._policy import Policy
-from ._prepare import plain_spawns, prepare
+from ._prepare import plain_spawn, prepare
 from ._report import Enforcement, Report
 
 _CHUNK = 1 << 18
@@ -66,36 +66,26 @@ async def run_on_trio(
 
 
 async def _plain(args: Any, options: dict[str, Any]) -> trio.Process:
-    with plain_spawns():
+    # Now, not in kill(): by then, a command may have put a psutil.py into the current directory.
+    import psutil  # noqa: F401
+
+    with plain_spawn(list(args) if isinstance(args, (list, tuple)) else args):
         return await trio.lowlevel.open_process(args, **options)
 
 
 async def _start(launch: Launch, options: dict[str, Any], program: Any) -> trio.Process:
-    try:
-        with plain_spawns():
-            process = await trio.lowlevel.open_process(list(launch.argv), **options)
-    except OSError as error:
-        launch.abandon()
-        raise explained(error, launch, program) from None
-    except BaseException:
-        launch.abandon()
-        raise
-    finally:
-        launch.close_child_side()
+    argv = list(launch.argv)
+    with spawning(launch, program), plain_spawn(argv):
+        process = await trio.lowlevel.open_process(argv, **options)
     try:
         async with trio.open_nursery() as nursery:
             # Whichever comes first: a word from the launcher, or its end.
             nursery.start_soon(_first, process.wait, nursery.cancel_scope)
             nursery.start_soon(_first, lambda: trio.lowlevel.wait_readable(launch.word()), nursery.cancel_scope)
         launch.settle(process.pid)
-    except ExecFailed as missing:
+    except (ExecFailed, SandboxSetupError) as error:
         await _end(process, launch, 1.0)
-        raise exec_error(missing.errno, program) from None
-    except SandboxSetupError as error:
-        await _end(process, launch, 1.0)
-        if error.step == "user":
-            raise OSError(error.errno, os.strerror(error.errno)) from None
-        raise
+        raise refusal(error, program) from None
     except BaseException:
         await _end(process, launch, None)
         raise
@@ -124,7 +114,7 @@ async def _end(process: trio.Process, launch: Launch | None, grace: float | None
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(process.pid, getattr(signal, "SIGCONT", 18))
         else:
-            process.kill()
+            kill_unconfined(process.pid, process.kill)
         await process.wait()
     if launch is not None:
         launch.finish()

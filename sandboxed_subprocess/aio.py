@@ -7,6 +7,8 @@ are closed, before that is seen.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import locale
 import os
 import signal
@@ -20,9 +22,9 @@ from typing import Any, TypeVar
 
 from ._errors import SandboxSetupError
 from ._launch import ExecFailed, Launch
-from ._outcome import POSITIONAL, CompletedProcess, exec_error, explained, failed
+from ._outcome import POSITIONAL, CompletedProcess, failed, kill_unconfined, refusal, spawning
 from ._policy import Policy
-from ._prepare import plain_spawns, prepare, resolve_policy
+from ._prepare import plain_spawn, prepare, resolve_policy
 from ._report import Enforcement, Report
 
 __all__ = ["Process", "create_subprocess_exec", "create_subprocess_shell", "run"]
@@ -30,7 +32,7 @@ __all__ = ["Process", "create_subprocess_exec", "create_subprocess_shell", "run"
 _T = TypeVar("_T")
 _LIMIT = 2**16  # asyncio's default for its stream readers
 _CHUNK = 1 << 18
-_SIGKILL = getattr(signal, "SIGKILL", 9)
+_OF_A_PATH = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP, errno.ENAMETOOLONG)
 
 # What asyncio wants at its default value, and the words with which it says so.
 _FIXED = {"universal_newlines": False, "shell": False, "bufsize": 0, "text": None, "encoding": None, "errors": None}
@@ -123,7 +125,7 @@ class Process(_StdlibProcess):
 
     def kill(self) -> None:
         if self._launch is None:
-            super().kill()
+            kill_unconfined(self.pid, super().kill)
             return
         if self.returncode is not None:
             raise ProcessLookupError
@@ -194,7 +196,8 @@ async def _start(
     launch: Launch | None = None
     program = None
     if policy.unconfined:
-        import psutil  # noqa: F401  # for kill(); see Popen
+        # Now, not in kill(): by then, a command may have put a psutil.py into the current directory.
+        import psutil  # noqa: F401
 
         report = Report(enforcement=Enforcement.NONE)
         argv = [args] if isinstance(args, (str, bytes)) or not hasattr(args, "__iter__") else list(args)
@@ -206,23 +209,13 @@ async def _start(
             argv.insert(0, os.fsencode(options.pop("executable")))
     shell = options.pop("shell", False)
     spawn: Any = loop.subprocess_shell if shell else loop.subprocess_exec
-    try:
-        with plain_spawns():
+    with contextlib.nullcontext() if launch is None else spawning(launch, program), plain_spawn(argv[0] if shell else argv):
+        try:
             transport, protocol = await spawn(lambda: _Protocol(limit, loop, launch), *argv, **options)
-    except OSError as error:
-        if launch is None:
+        except OSError as error:
+            if error.filename is None and error.errno in _OF_A_PATH and options.get("cwd") is not None:
+                error.filename = options["cwd"]  # uvloop leaves it out; nothing else of ours is looked up by name
             raise
-        launch.abandon()
-        if error.filename is None and options.get("cwd") is not None:
-            error.filename = options["cwd"]  # uvloop leaves it out; nothing else of ours is looked up by name
-        raise explained(error, launch, program) from None
-    except BaseException:
-        if launch is not None:
-            launch.abandon()
-        raise
-    finally:
-        if launch is not None:
-            launch.close_child_side()
     process = Process(transport, protocol, loop, launch, report)
     keep.add(process)
     protocol.ended.add_done_callback(lambda _: keep.discard(process))
@@ -235,14 +228,9 @@ async def _start(
         protocol.settled = True
         if protocol.exited.done():
             launch.finish()
-    except ExecFailed as missing:
-        await process._end(None if process.returncode is not None else 0)
-        raise exec_error(missing.errno, program) from None
-    except SandboxSetupError as error:
+    except (ExecFailed, SandboxSetupError) as error:
         await process._end(0)
-        if error.step == "user":
-            raise OSError(error.errno, os.strerror(error.errno)) from None
-        raise
+        raise refusal(error, program) from None
     except BaseException:
         await process._end()
         raise

@@ -57,11 +57,7 @@ if sys.platform == "linux":
 
     DEVNULL, StdlibPopen, TimeoutExpired = subprocess.DEVNULL, subprocess.Popen, subprocess.TimeoutExpired
 
-    from .. import _native
-    from ._descriptors import Slot, hold
-
-    launcher_fd = hold(_native.PATH)
-    slot = Slot()
+    from . import _descriptors  # noqa: F401  # which are there from the import on
 
 # Imported where they are used, which keeps the import of the package short; but before the first command at the latest:
 # afterwards "import json" could find a file that the command has put into the current directory.

@@ -138,19 +138,25 @@ class ChannelLaunch(Launch):
         if self._init_fd < 0 or os.getpid() != self.owner:
             return
         self.killed = True
+        told = False
         if self._channel is not None:
             try:
                 self._channel.send(b"kill", socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-                poller = select.poll()
-                poller.register(self._init_fd, select.POLLIN)
-                if poller.poll(_PATIENCE_MS):
-                    return
+                told = True
             except OSError:
                 pass  # its end is closed: it is gone, or will be killed now
+        if told:
+            poller = select.poll()
+            poller.register(self._init_fd, select.POLLIN)
+            if poller.poll(_PATIENCE_MS):
+                return
         try:
             signal.pidfd_send_signal(self._init_fd, signal.SIGKILL)
         except ProcessLookupError:
             pass
+        except PermissionError:
+            if not told:  # another user by now; the order stands
+                raise
 
     def record_end(self, wall: float) -> None:
         record = self._last_record()

@@ -12,6 +12,8 @@ import fcntl
 import os
 import sys
 
+from .. import _native
+
 assert sys.platform == "linux"
 
 _SLOT, _PROGRAM = 32, 34
@@ -39,8 +41,6 @@ def above_stdio(fd: int) -> int:
         return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
     finally:
         os.close(fd)
-
-
 
 
 def identity(fd: int) -> Identity:
@@ -145,3 +145,7 @@ class Lease:
 def _owner() -> Owner:
     """Who may use a namespace again: its maps are made for one user, and a forked child is not its parent."""
     return os.getpid(), os.geteuid(), os.getegid()
+
+
+launcher_fd = hold(_native.PATH)
+slot = Slot()

@@ -23,9 +23,9 @@ from .._errors import Missing, SandboxSetupError
 from .._plan import SOCKET, Access, Command, Composition, Feature, Plan, Rule
 from .._policy import Limits
 from .._report import Report
-from . import DEVNULL, StdlibPopen, TimeoutExpired, launcher_fd, slot
+from . import DEVNULL, StdlibPopen, TimeoutExpired
 from ._channel import ChannelLaunch, send_plan, setup_error
-from ._descriptors import above_stdio, apart, identity
+from ._descriptors import above_stdio, apart, identity, launcher_fd, slot
 from ._landlock import IOCTL_DEV, TRUNCATE, WRITE_FILE, Landlock, landlock
 from ._seccomp import compile_filter
 

@@ -8,8 +8,8 @@
  *          watches the calling process. When it ends, for whatever reason, the kernel ends everything inside.
  * command  What the user asked for. Drops every privilege, proves it, and execs.
  *
- * The launch socket's number is in argv[0] ("sandboxed-subprocess N"), and its first message brings the plan; the rest of argv and the
- * whole environment are the command's own. Everything in the plan is parsed and checked before the first
+ * The launch socket's number is in argv[0] ("sandboxed-subprocess N"), and its first message brings the plan; the rest of
+ * argv and the whole environment are the command's own. Everything in the plan is parsed and checked before the first
  * irreversible step; after that nothing is allocated. The launcher is linked statically, so that LD_PRELOAD and its
  * kin, which belong to the command, have no power over it, and it carries its own kernel constants, so that the
  * headers of an old distribution never cost a layer of protection.
@@ -1898,8 +1898,10 @@ static void __attribute__((noreturn)) monitor_loop(pid_t init)
 			mirror(raw ? raw : 125 << 8);
 		}
 		request[0] = signal_number;
-		/* From the terminal (SI_KERNEL) it was meant for a whole foreground group; from kill(2) for one process. */
-		request[1] = info.si_code == SI_KERNEL;
+		/* From the terminal (SI_KERNEL) it was meant for a whole foreground group; from kill(2) for one process. But
+		 * where we were made the leader of a group, that was asked for so that killpg() ends a family, and the two
+		 * cannot be told apart. */
+		request[1] = info.si_code == SI_KERNEL || plan->flags & (F_SETSID | F_SETPGID);
 		if (signal_number == SIGTSTP || signal_number == SIGTTIN || signal_number == SIGTTOU) {
 			/* Init's group is orphaned, where the kernel discards terminal stops (POSIX 2.4.3). */
 			request[0] = SIGSTOP;
