@@ -6,12 +6,13 @@ import contextlib
 import errno
 import os
 import subprocess
-from collections.abc import Callable, Iterator
-from subprocess import CalledProcessError
+from collections.abc import Callable, Iterator, Mapping
+from subprocess import CalledProcessError, TimeoutExpired
 from typing import Any, AnyStr, cast
 
 from ._errors import LimitExceeded, SandboxSetupError
 from ._launch import ExecFailed, Launch
+from ._output import Kept
 from ._report import Report
 
 # Popen's parameters after args, in their order; those after the last one are keyword-only in the stdlib as well.
@@ -19,6 +20,9 @@ POSITIONAL = (
     "bufsize", "executable", "stdin", "stdout", "stderr", "preexec_fn", "close_fds", "shell", "cwd", "env",
     "universal_newlines", "startupinfo", "creationflags", "restore_signals", "start_new_session", "pass_fds",
 )  # fmt: skip
+
+
+_NAMES = {1: "stdout", 2: "stderr"}
 
 
 class CompletedProcess(subprocess.CompletedProcess[AnyStr]):
@@ -85,6 +89,17 @@ def _explained(error: OSError, launch: Launch, program: Any) -> Exception:
 
 def _exec_error(number: int, program: Any) -> OSError:
     return OSError(number, os.strerror(number), program)
+
+
+def told(report: Report, kept: Mapping[int, Kept]) -> None:
+    """Has the report say what was dropped of the outputs, by file descriptor."""
+    report.output_dropped = tuple((_NAMES[fd], part.dropped) for fd, part in sorted(kept.items()) if part.dropped)
+
+
+def expired(args: Any, timeout: float, stdout: bytes | None, stderr: bytes | None, report: Report | None) -> TimeoutExpired:
+    error = TimeoutExpired(args, timeout, stdout, stderr)
+    error.sandbox = report  # type: ignore[attr-defined]
+    return error
 
 
 def failed(process: Any, retcode: int, stdout: Any, stderr: Any) -> CalledProcessError:

@@ -44,7 +44,6 @@ class Feature(enum.Enum):
     LIMIT_CPU = "limits.cpu_seconds"
     LIMIT_WALL = "limits.wall_seconds"
     LIMIT_FILES = "limits.open_files"
-    LIMIT_OUTPUT = "limits.output_bytes"
     COMMAND_RULES = "command rules (commands=, approver=, upgrade_to=)"
     CACHES = "cache directories (caches=)"
     OBSERVE = "observation of files (observe=)"
@@ -294,7 +293,6 @@ def required_features(policy: Policy) -> frozenset[Feature]:
         ("cpu_seconds", Feature.LIMIT_CPU),
         ("wall_seconds", Feature.LIMIT_WALL),
         ("open_files", Feature.LIMIT_FILES),
-        ("output_bytes", Feature.LIMIT_OUTPUT),
     ):
         if getattr(policy.limits, field) is not None:
             needed.add(feature)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, AnyStr, Generic, cast, overload
 
 from ._errors import SandboxSetupError
 from ._launch import ExecFailed, Launch
-from ._outcome import POSITIONAL, CompletedProcess, failed, kill_unconfined, refusal, spawning
+from ._outcome import POSITIONAL, CompletedProcess, expired, failed, kill_unconfined, refusal, spawning, told
+from ._output import Kept
 from ._policy import Policy
 from ._prepare import is_plain, plain_policy, prepare, resolve_policy
 from ._report import Enforcement, Report
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 _SIGKILL = getattr(signal, "SIGKILL", 9)
 _ENDS_ITSELF = 5.0  # seconds
+_LONG = 1e6  # seconds; poll(2) takes no more than twice as many
 _SIGCONT = getattr(signal, "SIGCONT", 18)
 
 
@@ -42,6 +44,17 @@ class _Signature:
         theirs = inspect.signature(subprocess.Popen)
         ours = inspect.Parameter("policy", inspect.Parameter.KEYWORD_ONLY, default=None)
         return theirs.replace(parameters=[*theirs.parameters.values(), ours])
+
+
+class _Limited(dict[Any, Any]):
+    """Takes no list for what is read of a stream, but puts something there that keeps less."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self._limit = limit
+
+    def __setitem__(self, stream: Any, _: Any) -> None:
+        super().__setitem__(stream, Kept(self._limit, getattr(stream, "encoding", None)))
 
 
 class Popen(subprocess.Popen[AnyStr], Generic[AnyStr]):
@@ -96,6 +109,7 @@ class Popen(subprocess.Popen[AnyStr], Generic[AnyStr]):
     def __init__(self, args: Any, *positional: Any, policy: Policy | str | None = None, **options: Any) -> None:
         self._launch: Launch | None = None
         self._unconfined = False
+        self._most: int | None = None
         if len(positional) > len(POSITIONAL):
             raise TypeError(
                 f"Popen.__init__() takes from 2 to {len(POSITIONAL) + 2} positional arguments"
@@ -106,6 +120,7 @@ class Popen(subprocess.Popen[AnyStr], Generic[AnyStr]):
                 raise TypeError(f"Popen.__init__() got multiple values for argument {name!r}")
             options[name] = value
         chosen = plain_policy() if policy is None and is_plain(args) else resolve_policy(policy)
+        self._most = chosen.limits.output_bytes
         if chosen.unconfined:
             self._unconfined = True
             # Now, not in kill(): by then, a command may have put a psutil.py into the current directory.
@@ -207,18 +222,35 @@ class Popen(subprocess.Popen[AnyStr], Generic[AnyStr]):
                 os.close(fd)
 
     def _expired(self, timeout: float) -> TimeoutExpired:
-        error = TimeoutExpired(cast(Any, self.args), timeout)
-        error.sandbox = self.__dict__.get("sandbox")  # type: ignore[attr-defined]
-        return error
+        return expired(self.args, timeout, None, None, self.__dict__.get("sandbox"))
 
     if not TYPE_CHECKING:
 
         def communicate(self, input=None, timeout=None):
             try:
+                # Without a timeout the stdlib reads a single stream by another way, and all of it.
+                while timeout is None and self._most is not None and (self.stdout or self.stderr):
+                    try:
+                        return super().communicate(input, _LONG)
+                    except TimeoutExpired:
+                        input = None
                 return super().communicate(input, timeout)
             except TimeoutExpired as error:
                 error.sandbox = self.__dict__.get("sandbox")
                 raise
+            finally:
+                kept = self.__dict__.get("_kept")
+                if kept is not None and self._most is not None:
+                    told(self.sandbox, {1 if stream is self.stdout else 2: part for stream, part in kept.items()})
+
+        # Where the stdlib collects what it reads, a list for each stream.
+        @property
+        def _fileobj2output(self):
+            return self.__dict__["_kept"]
+
+        @_fileobj2output.setter
+        def _fileobj2output(self, value):
+            self.__dict__["_kept"] = value if self._most is None else _Limited(self._most)
 
     def send_signal(self, sig: int) -> None:
         """Sends a signal to the command itself, not to what it started. Nothing happens once it has ended."""

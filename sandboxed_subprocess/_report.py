@@ -51,6 +51,7 @@ class Report(Fields):
         gaps: names of what the policy asks for and this run did not have.
         environment_dropped: names of variables that the command did not get to see. Never values.
         quarantined: (path, new path) of what was planted where the host would trust it, and was made inert.
+        output_dropped: ("stdout" or "stderr", bytes) of what `limits.output_bytes` kept from the caller.
         processes_ended: names of processes that the command left behind, as far as they were read.
     """
 
@@ -65,6 +66,7 @@ class Report(Fields):
     violations_complete: bool = False
     environment_dropped: tuple[str, ...] = ()
     quarantined: tuple[tuple[str, str], ...] = ()
+    output_dropped: tuple[tuple[str, int], ...] = ()
     processes_ended: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 

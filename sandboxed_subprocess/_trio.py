@@ -1,11 +1,14 @@
-"""`aio.run()` on trio. Imported when a trio loop runs, and so never brings trio in by itself."""
+"""trio: spawning, taking output, ending. Imported when a trio loop runs, and so never brings trio in by itself."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import math
 import os
 import signal
-import subprocess
+import time
+from collections.abc import Callable
 from typing import Any
 
 import trio
@@ -13,6 +16,7 @@ import trio
 from ._errors import SandboxSetupError
 from ._launch import ExecFailed, Launch
 from ._outcome import kill_unconfined, refusal, spawning
+from ._output import Chunk, Source
 from ._policy import Policy
 from ._prepare import plain_spawn, prepare
 from ._report import Enforcement, Report
@@ -20,49 +24,114 @@ from ._report import Enforcement, Report
 _CHUNK = 1 << 18
 
 
-async def run_on_trio(
-    args: Any, options: dict[str, Any], policy: Policy, data: Any, timeout: float | None
-) -> tuple[int, bytearray | None, bytearray | None, Report]:
-    end = trio.current_time() + timeout if timeout is not None else float("inf")
-    launch: Launch | None = None
-    # Shields are right here: trio has no other way in, and a spawn is short.
-    with trio.CancelScope(shield=True):
-        if policy.unconfined:
-            report = Report(enforcement=Enforcement.NONE)
-            process = await _plain(args, options)
-        else:
-            launch, options, program = prepare(args, options, policy)
-            report = launch.report
-            process = await _start(launch, options, program)
-    kept = [None if stream is None else bytearray() for stream in (process.stdout, process.stderr)]
-    try:
-        with trio.move_on_at(end) as scope:
+class TrioSource(Source):
+    """No task of its own: what has to be written and read is, whenever output is asked for."""
+
+    def __init__(self, process: trio.Process, launch: Launch | None, report: Report, data: memoryview, end: float) -> None:
+        super().__init__(report)
+        self._process = process
+        self._launch = launch
+        self._until = end
+        self._input = data
+        streams: list[tuple[int, Any]] = [(1, process.stdout), (2, process.stderr)]
+        self._open = {number: stream for number, stream in streams if stream is not None}
+        self._stdin: Any = process.stdin
+
+    @classmethod
+    async def open(
+        cls, args: Any, options: dict[str, Any], policy: Policy, data: memoryview, timeout: float | None
+    ) -> TrioSource:
+        end = math.inf if timeout is None else trio.current_time() + timeout
+        launch: Launch | None = None
+        await trio.lowlevel.checkpoint_if_cancelled()
+        # Shields are right here: trio has no other way in, and a spawn is short.
+        with trio.CancelScope(shield=True):
+            if policy.unconfined:
+                report = Report(enforcement=Enforcement.NONE)
+                process = await _plain(args, options)
+                report.pid = process.pid
+            else:
+                launch, options, program = prepare(args, options, policy)
+                report = launch.report
+                process = await _start(launch, options, program)
+        return cls(process, launch, report, data, end)
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.returncode
+
+    async def take(self) -> list[Chunk] | None:
+        await trio.lowlevel.checkpoint()
+        while True:
+            self._write()
+            found = self._read()
+            due = trio.current_time() >= self._until
+            if found and not (due and self.returncode is None):
+                return found
+            if not self._open and self.returncode is not None:
+                return None
+            if due:
+                return []
+            await self._something()
+
+    def _write(self) -> None:
+        while self._stdin is not None:
+            try:
+                if self._input:
+                    self._input = self._input[os.write(self._stdin.fileno(), self._input[:_CHUNK]) :]
+            except BlockingIOError:
+                return
+            except BrokenPipeError:
+                self._input = self._input[:0]  # it does not want to read it
+            if not self._input:
+                self._stdin.close()
+                self._stdin = None
+
+    def _read(self) -> list[Chunk]:
+        found = []
+        for number, stream in list(self._open.items()):
+            try:
+                data = os.read(stream.fileno(), _CHUNK)
+            except BlockingIOError:
+                continue
+            if data:
+                found.append((number, data, time.monotonic()))
+            else:
+                stream.close()
+                del self._open[number]
+        return found
+
+    async def _something(self) -> None:
+        with trio.move_on_at(self._until):
             async with trio.open_nursery() as nursery:
-                for stream, part in zip((process.stdout, process.stderr), kept):
-                    if stream is not None and part is not None:
-                        nursery.start_soon(_read, stream, part)
-                if process.stdin is not None:
-                    nursery.start_soon(_write, process.stdin, data)
-                await process.wait()
-    except BaseException:
-        report.ended = report.ended or "cancelled"
+                waits: list[Callable[[], Any]] = [
+                    functools.partial(trio.lowlevel.wait_readable, stream.fileno()) for stream in self._open.values()
+                ]
+                if not waits:
+                    waits.append(self._process.wait)
+                if self._stdin is not None:
+                    waits.append(functools.partial(trio.lowlevel.wait_writable, self._stdin.fileno()))
+                for wait in waits:
+                    nursery.start_soon(_first, wait, nursery.cancel_scope)
+
+    async def end(self, grace: float | None) -> None:
+        with trio.CancelScope(shield=True):
+            await _end(self._process, self._launch, grace)
+
+    def cancelled(self, error: BaseException) -> bool:
         # Asked of the scopes, since a nursery may have put Cancelled into a group.
-        grace = policy.terminate_grace if trio.current_effective_deadline() == float("-inf") else None
-        with trio.CancelScope(shield=True):
-            await _end(process, launch, grace)
-        raise
-    if scope.cancelled_caught:
-        report.ended = "timeout"
-        with trio.CancelScope(shield=True):
-            await _end(process, launch, policy.terminate_grace)
-        out, err = (None if part is None else bytes(part) for part in kept)
-        expired = subprocess.TimeoutExpired(args, timeout or 0, out or None, err or None)
-        expired.sandbox = report  # type: ignore[attr-defined]
-        raise expired
-    with trio.CancelScope(shield=True):
-        await _end(process, launch, None)
-    assert process.returncode is not None
-    return process.returncode, kept[0], kept[1], report
+        return trio.current_effective_deadline() == -math.inf
+
+    def kill(self) -> None:
+        if self._process.returncode is None:
+            _kill(self._process, self._launch)
+
+    def send_signal(self, number: int) -> None:
+        if self._process.returncode is None:
+            if self._launch is not None:
+                self._launch.send_signal(number)
+            else:
+                self._process.send_signal(number)
 
 
 async def _plain(args: Any, options: dict[str, Any]) -> trio.Process:
@@ -92,7 +161,7 @@ async def _start(launch: Launch, options: dict[str, Any], program: Any) -> trio.
     return process
 
 
-async def _first(wait: Any, scope: trio.CancelScope) -> None:
+async def _first(wait: Callable[[], Any], scope: trio.CancelScope) -> None:
     await wait()
     scope.cancel()
 
@@ -108,13 +177,7 @@ async def _end(process: trio.Process, launch: Launch | None, grace: float | None
             with trio.move_on_after(grace):
                 await process.wait()
     if process.returncode is None:
-        if launch is not None:
-            launch.kill()
-            # Somebody may have stopped the monitor, and a stopped one reaps nothing.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(process.pid, getattr(signal, "SIGCONT", 18))
-        else:
-            kill_unconfined(process.pid, process.kill)
+        _kill(process, launch)
         await process.wait()
     if launch is not None:
         launch.finish()
@@ -123,12 +186,11 @@ async def _end(process: trio.Process, launch: Launch | None, grace: float | None
             await stream.aclose()
 
 
-async def _read(stream: Any, into: bytearray) -> None:
-    while chunk := await stream.receive_some(_CHUNK):
-        into += chunk
-
-
-async def _write(stream: Any, data: Any) -> None:
-    async with stream:
-        with contextlib.suppress(trio.BrokenResourceError):
-            await stream.send_all(memoryview(data).cast("B") if data else b"")
+def _kill(process: trio.Process, launch: Launch | None) -> None:
+    if launch is None:
+        kill_unconfined(process.pid, process.kill)
+        return
+    launch.kill()
+    # Somebody may have stopped the monitor, and a stopped one reaps nothing.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(process.pid, getattr(signal, "SIGCONT", 18))

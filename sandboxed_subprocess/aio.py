@@ -1,4 +1,5 @@
-"""`subprocess` for event loops, in a sandbox: `run()` on asyncio and trio, and asyncio's `create_subprocess_exec` and `_shell`.
+"""`subprocess` for event loops, in a sandbox: `run()` and `stream()` on asyncio and trio, and asyncio's
+`create_subprocess_exec` and `_shell`.
 
 However a run ends (return, exception, timeout, cancellation at any point), its tree is dead and reaped, and its descriptors
 are closed, before that is seen.
@@ -6,326 +7,107 @@ are closed, before that is seen.
 
 from __future__ import annotations
 
-import asyncio
+import collections
 import contextlib
-import errno
-import locale
-import os
 import signal
 import subprocess
 import sys
-import weakref
-from asyncio.subprocess import Process as _StdlibProcess
-from asyncio.subprocess import SubprocessStreamProtocol
-from collections.abc import AsyncGenerator, Coroutine
-from typing import Any, TypeVar
+import time
+from typing import Any
 
-from ._errors import SandboxSetupError
-from ._launch import ExecFailed, Launch
-from ._outcome import POSITIONAL, CompletedProcess, failed, kill_unconfined, refusal, spawning
+from ._asyncio import AsyncioSource, Process, create_subprocess_exec, create_subprocess_shell
+from ._outcome import POSITIONAL, CompletedProcess, expired, failed, told
+from ._output import Chunk, Kept, Output, Pieces, Source, Text
 from ._policy import Policy
-from ._prepare import plain_spawn, prepare, resolve_policy
-from ._report import Enforcement, Report
+from ._prepare import resolve_policy
+from ._report import Report
 
-__all__ = ["Process", "create_subprocess_exec", "create_subprocess_shell", "run"]
+__all__ = ["Output", "Process", "Stream", "create_subprocess_exec", "create_subprocess_shell", "run", "stream"]
 
-_T = TypeVar("_T")
-_LIMIT = 2**16  # asyncio's default for its stream readers
-_CHUNK = 1 << 18
-_OF_A_PATH = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP, errno.ENAMETOOLONG)
-
-# What asyncio wants at its default value, and the words with which it says so.
-_FIXED = {"universal_newlines": False, "shell": False, "bufsize": 0, "text": None, "encoding": None, "errors": None}
+_LONGEST = 8 << 20
 
 
-# -- ending things, whatever happens meanwhile ------------------------------------------------------------------------------
-
-
-async def _whole(work: Coroutine[Any, Any, _T]) -> tuple[asyncio.Task[_T], BaseException | None]:
-    """Runs something to its end in a task of its own; a cancellation of the caller is noted, not passed on.
-
-    A shield is not enough: it lets the caller go on while the work still runs.
-
-    Returns:
-        The finished task, and the `CancelledError` that has yet to be raised.
-    """
-    task = asyncio.ensure_future(work)
-    cancelled: BaseException | None = None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    return task, cancelled
-
-
-class _Protocol(SubprocessStreamProtocol):
-    """Learns of the exit before anybody who waits for it, and of the last pipe."""
-
-    def __init__(self, limit: int, loop: asyncio.AbstractEventLoop, launch: Launch | None) -> None:
-        super().__init__(limit=limit, loop=loop)
-        self._launch = launch
-        self._open: set[int] = set()
-        self._gone = False
-        # Until then the first word of the launcher is still to be read; who reads it finishes the launch.
-        self.settled = False
-        self.exited: asyncio.Future[None] = loop.create_future()
-        self.ended: asyncio.Future[None] = loop.create_future()
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self._open = {fd for fd in range(3) if transport.get_pipe_transport(fd) is not None}
-
-    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
-        super().pipe_connection_lost(fd, exc)
-        self._open.discard(fd)
-        self._look()
-
-    def process_exited(self) -> None:
-        self._gone = True
-        if self._launch is not None and self.settled:
-            self._launch.finish()
-        super().process_exited()
-        if not self.exited.done():
-            self.exited.set_result(None)
-        self._look()
-
-    def _look(self) -> None:
-        if self._gone and not self._open and not self.ended.done():
-            self.ended.set_result(None)
-
-
-class Process(_StdlibProcess):
-    """`asyncio.subprocess.Process` of a sandboxed command.
-
-    `kill()` ends the whole tree; `terminate()` and `send_signal()` reach the command. `.sandbox` is the run's report.
-    """
-
-    sandbox: Report
+class _Call:
+    """The arguments of one call, checked as `subprocess.run` checks them."""
 
     def __init__(
-        self, transport: Any, protocol: _Protocol, loop: asyncio.AbstractEventLoop, launch: Launch | None, report: Report
+        self,
+        name: str,
+        popenargs: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        input: Any,
+        timeout: float | None,
+        check: bool,
+        policy: Policy | str | None,
     ) -> None:
-        super().__init__(transport, protocol, loop)
-        self._ending = protocol
-        self._launch = launch
-        self._pipes = transport
-        self.sandbox = report
+        if not popenargs and "args" not in kwargs:
+            raise TypeError(f"{name}() missing 1 required positional argument: 'args'")
+        if len(popenargs) > len(POSITIONAL) + 1:
+            raise TypeError(f"{name}() takes at most {len(POSITIONAL) + 1} positional arguments ({len(popenargs)} given)")
+        self.args = popenargs[0] if popenargs else kwargs.pop("args")
+        for parameter, value in zip(POSITIONAL, popenargs[1:]):
+            if parameter in kwargs:
+                raise TypeError(f"{name}() got multiple values for argument {parameter!r}")
+            kwargs[parameter] = value
+        if input is not None:
+            if kwargs.get("stdin") is not None:
+                raise ValueError("stdin and input arguments may not both be used.")
+            kwargs["stdin"] = subprocess.PIPE
+        if not isinstance(kwargs.pop("bufsize", -1), int):
+            raise TypeError("bufsize must be an integer")
+        self.text = Text(kwargs)
+        self.input = memoryview(b"" if input is None else self.text.encode(input)).cast("B")
+        self.timeout = timeout
+        self.check = check
+        self.policy = resolve_policy(policy)
+        for stream in ("stdin", "stdout", "stderr"):
+            kwargs.setdefault(stream, None)
+        self.options = kwargs
 
-    def send_signal(self, signal: int) -> None:
-        if self._launch is None:
-            super().send_signal(signal)
-            return
-        if self.returncode is not None:
-            raise ProcessLookupError
-        self._launch.send_signal(signal)
+    async def open(self) -> Source:
+        kind: Any = AsyncioSource
+        trio = sys.modules.get("trio")
+        if trio is not None and trio.lowlevel.in_trio_run():
+            from ._trio import TrioSource as kind
+        source: Source = await kind.open(self.args, self.options, self.policy, self.input, self.timeout)
+        return source
 
-    def terminate(self) -> None:
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        if self._launch is None:
-            kill_unconfined(self.pid, super().kill)
-            return
-        if self.returncode is not None:
-            raise ProcessLookupError
-        self._launch.kill()
-        # Somebody may have stopped the monitor, and a stopped one reaps nothing.
+    async def take(self, source: Source) -> list[Chunk] | None:
+        """`source.take()`; but the run is over before an error or a cancellation of it is seen."""
         try:
-            os.kill(self.pid, getattr(signal, "SIGCONT", 18))
-        except (ProcessLookupError, PermissionError):
-            pass
-
-    async def _end(self, grace: float | None = None) -> None:
-        """The tree is dead and reaped, and every pipe closed, when this returns. To be run by `_whole`."""
-        if self.returncode is None and grace is not None:
-            try:
-                self.terminate()
-                await asyncio.wait([self._ending.exited], timeout=grace)
-            except (ProcessLookupError, PermissionError):
-                pass  # gone; or this is another user by now, who cannot ask, but can kill
-        if self.returncode is None:
-            try:
-                self.kill()
-            except ProcessLookupError:
-                pass
-        await asyncio.wait([self._ending.exited])
-        if self._launch is not None:
-            self._launch.finish()
-        for fd in range(3):
-            pipe = self._pipes.get_pipe_transport(fd)
-            if pipe is not None:
-                # What is left to be written nobody will read.
-                pipe.abort() if isinstance(pipe, asyncio.WriteTransport) else pipe.close()
-        await asyncio.wait([self._ending.ended])
-
-
-# -- what is alive when a loop is closed ------------------------------------------------------------------------------------
-
-_Kept = tuple[set["Process"], "AsyncGenerator[None, None]"]
-_live: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Kept] = weakref.WeakKeyDictionary()
-
-
-async def _keep(processes: set[Process]) -> AsyncGenerator[None, None]:
-    """`asyncio.run()` closes asynchronous generators before it closes the loop: the last moment to end what still runs, and
-    what keeps its transports from complaining of a closed loop later."""
-    try:
-        yield
-    finally:
-        for process in list(processes):
-            await process._end()
-
-
-async def _keeper(loop: asyncio.AbstractEventLoop) -> set[Process]:
-    known = _live.get(loop)
-    if known is None:
-        processes: set[Process] = set()
-        known = _live[loop] = (processes, _keep(processes))
-        await known[1].__anext__()
-    return known[0]
-
-
-# -- spawning -----------------------------------------------------------------------------------------------------------------
-
-
-async def _start(
-    args: Any, options: dict[str, Any], policy: Policy, limit: int, loop: asyncio.AbstractEventLoop, keep: set[Process]
-) -> Process:
-    """Spawns, and returns once the command runs. To be run by `_whole`: asyncio's own cancellation in the middle of a spawn
-    kills the launcher and goes on without waiting."""
-    launch: Launch | None = None
-    program = None
-    if policy.unconfined:
-        # Now, not in kill(): by then, a command may have put a psutil.py into the current directory.
-        import psutil  # noqa: F401
-
-        report = Report(enforcement=Enforcement.NONE)
-        argv = [args] if isinstance(args, (str, bytes)) or not hasattr(args, "__iter__") else list(args)
-    else:
-        launch, options, program = prepare(args, options, policy)
-        report = launch.report
-        argv = list(launch.argv)
-        if not isinstance(loop, asyncio.BaseEventLoop):  # uvloop has its own idea of executable=
-            argv.insert(0, os.fsencode(options.pop("executable")))
-    shell = options.pop("shell", False)
-    spawn: Any = loop.subprocess_shell if shell else loop.subprocess_exec
-    with contextlib.nullcontext() if launch is None else spawning(launch, program), plain_spawn(argv[0] if shell else argv):
-        try:
-            transport, protocol = await spawn(lambda: _Protocol(limit, loop, launch), *argv, **options)
-        except OSError as error:
-            if error.filename is None and error.errno in _OF_A_PATH and options.get("cwd") is not None:
-                error.filename = options["cwd"]  # uvloop leaves it out; nothing else of ours is looked up by name
+            chunks = await source.take()
+            if chunks is None:
+                await source.end(None)
+        except GeneratorExit:  # the coroutine is thrown away, and cannot wait any more
+            source.kill()
             raise
-    process = Process(transport, protocol, loop, launch, report)
-    keep.add(process)
-    protocol.ended.add_done_callback(lambda _: keep.discard(process))
-    if launch is None:
-        report.pid = process.pid
-        return process
-    try:
-        await _settled(launch, protocol, loop)
-        launch.settle(process.pid)
-        protocol.settled = True
-        if protocol.exited.done():
-            launch.finish()
-    except (ExecFailed, SandboxSetupError) as error:
-        await process._end(0)
-        raise refusal(error, program) from None
-    except BaseException:
-        await process._end()
-        raise
-    return process
+        except BaseException as error:
+            source.report.ended = source.report.ended or "cancelled"
+            await source.end(self.policy.terminate_grace if source.cancelled(error) else None)
+            raise
+        if chunks == []:
+            source.report.ended = "timeout"
+            await source.end(self.policy.terminate_grace)
+        return chunks
 
+    def expired(self, report: Report, stdout: bytes | None = None, stderr: bytes | None = None) -> subprocess.TimeoutExpired:
+        return expired(self.args, self.timeout or 0, stdout or None, stderr or None, report)
 
-async def _settled(launch: Launch, protocol: _Protocol, loop: asyncio.AbstractEventLoop) -> None:
-    """Never in a thread: a pool whose threads all wait for spawns would wait for ever for this one."""
-    said: asyncio.Future[None] = loop.create_future()
-    fd = launch.word()
+    def completed(self, source: Source, stdout: bytes | None = None, stderr: bytes | None = None) -> CompletedProcess[Any]:
+        """The result.
 
-    def say() -> None:
-        if not said.done():
-            said.set_result(None)
-
-    loop.add_reader(fd, say)
-    try:
-        await asyncio.wait([said, protocol.exited], return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        loop.remove_reader(fd)
-
-
-async def _spawn(args: Any, options: dict[str, Any], policy: Policy | str | None, limit: int) -> Process:
-    chosen = resolve_policy(policy)
-    loop = asyncio.get_running_loop()
-    keep = await _keeper(loop)
-    task, cancelled = await _whole(_start(args, options, chosen, limit, loop, keep))
-    if cancelled is None:
-        return task.result()
-    if task.exception() is None:
-        await _whole(task.result()._end(chosen.terminate_grace))
-    raise cancelled
-
-
-def _checked(options: dict[str, Any]) -> None:
-    for name, value in _FIXED.items():
-        if name in options and options.pop(name) != value:
-            raise ValueError(f"{name} must be {value}")
-
-
-async def create_subprocess_exec(
-    program: Any, *args: Any, stdin: Any = None, stdout: Any = None, stderr: Any = None, limit: int = _LIMIT,
-    policy: Policy | str | None = None, **kwds: Any,
-) -> Process:  # fmt: skip
-    """`asyncio.create_subprocess_exec` in a sandbox.
-
-    Raises:
-        PolicyError, SandboxUnavailable, SandboxSetupError: as for `Popen`.
-        OSError and others: as asyncio's.
-    """
-    _checked(kwds)
-    return await _spawn([program, *args], {"stdin": stdin, "stdout": stdout, "stderr": stderr, **kwds}, policy, limit)
-
-
-async def create_subprocess_shell(
-    cmd: str | bytes, stdin: Any = None, stdout: Any = None, stderr: Any = None, limit: int = _LIMIT,
-    policy: Policy | str | None = None, **kwds: Any,
-) -> Process:  # fmt: skip
-    """`asyncio.create_subprocess_shell` in a sandbox. Raises what `create_subprocess_exec` raises."""
-    if kwds.pop("shell", True) is not True:
-        raise ValueError("shell must be True")
-    _checked(kwds)
-    if not isinstance(cmd, (bytes, str)):
-        raise ValueError("cmd must be a string")
-    options = {"stdin": stdin, "stdout": stdout, "stderr": stderr, "shell": True, **kwds}
-    return await _spawn(cmd, options, policy, limit)
-
-
-# -- run() ------------------------------------------------------------------------------------------------------------------
-
-
-class _Text:
-    """What Popen's text mode does to bytes."""
-
-    def __init__(self, options: dict[str, Any]) -> None:
-        text, newlines = options.pop("text", None), options.pop("universal_newlines", None)
-        if text is not None and newlines is not None and bool(newlines) != bool(text):
-            raise subprocess.SubprocessError(
-                "Cannot disambiguate when both text and universal_newlines are supplied but different. Pass one or the other."
-            )
-        encoding, errors = options.pop("encoding", None), options.pop("errors", None)
-        self.on = bool(text or newlines or encoding or errors)
-        if self.on and encoding is None:
-            encoding = "utf-8" if sys.flags.utf8_mode else locale.getpreferredencoding(False)
-        self.encoding, self.errors = encoding, errors or "strict"
-
-    def encode(self, value: Any) -> Any:
-        return value.encode(self.encoding, self.errors) if self.on and isinstance(value, str) else value
-
-    def decode(self, data: bytearray | None) -> Any:
-        if data is None:
-            return None
-        if not self.on:
-            return bytes(data)
-        return bytes(data).decode(self.encoding, self.errors).replace("\r\n", "\n").replace("\r", "\n")
+        Raises:
+            CalledProcessError: `check` is true, and the command failed.
+        """
+        assert source.returncode is not None
+        result: CompletedProcess[Any] = CompletedProcess(
+            self.args, source.returncode, self.text.decode(stdout), self.text.decode(stderr)
+        )
+        result.sandbox = source.report
+        if self.check and source.returncode:
+            raise failed(result, source.returncode, result.stdout, result.stderr)
+        return result
 
 
 async def run(
@@ -345,113 +127,187 @@ async def run(
     Raises:
         What `subprocess.run` raises; `LimitExceeded` where a limit ended the run and `check` is true.
     """
-    if not popenargs and "args" not in kwargs:
-        raise TypeError("run() missing 1 required positional argument: 'args'")
-    args = popenargs[0] if popenargs else kwargs.pop("args")
-    for name, value in zip(POSITIONAL, popenargs[1:]):
-        if name in kwargs:
-            raise TypeError(f"run() got multiple values for argument {name!r}")
-        kwargs[name] = value
-    if input is not None:
-        if kwargs.get("stdin") is not None:
-            raise ValueError("stdin and input arguments may not both be used.")
-        kwargs["stdin"] = subprocess.PIPE
     if capture_output:
         if kwargs.get("stdout") is not None or kwargs.get("stderr") is not None:
             raise ValueError("stdout and stderr arguments may not be used with capture_output.")
         kwargs["stdout"] = kwargs["stderr"] = subprocess.PIPE
-    if not isinstance(kwargs.pop("bufsize", -1), int):
-        raise TypeError("bufsize must be an integer")
-    text = _Text(kwargs)
-    chosen = resolve_policy(policy)
-    data = text.encode(input)
-    for name in ("stdin", "stdout", "stderr"):
-        kwargs.setdefault(name, None)
-    returncode, stdout, stderr, report = await _in_loop(args, kwargs, chosen, data, timeout)
-    result: CompletedProcess[Any] = CompletedProcess(args, returncode, text.decode(stdout), text.decode(stderr))
-    result.sandbox = report
-    if check and returncode:
-        raise failed(result, returncode, result.stdout, result.stderr)
-    return result
-
-
-_Outcome = tuple[int, "bytearray | None", "bytearray | None", Report]
-
-
-async def _in_loop(args: Any, options: dict[str, Any], policy: Policy, data: Any, timeout: float | None) -> _Outcome:
-    trio = sys.modules.get("trio")
-    if trio is not None and trio.lowlevel.in_trio_run():
-        from ._trio import run_on_trio
-
-        return await run_on_trio(args, options, policy, data, timeout)
-    return await _on_asyncio(args, options, policy, data, timeout)
-
-
-async def _on_asyncio(args: Any, options: dict[str, Any], policy: Policy, data: Any, timeout: float | None) -> _Outcome:
-    loop = asyncio.get_running_loop()
-    end = None if timeout is None else loop.time() + timeout
-    process = await _spawn(args, options, policy, _CHUNK)
-    kept = [None if stream is None else bytearray() for stream in (process.stdout, process.stderr)]
-    talk = asyncio.ensure_future(_talk(process, data, kept))
+    call = _Call("run", popenargs, kwargs, input=input, timeout=timeout, check=check, policy=policy)
+    source = await call.open()
+    limit = call.policy.limits.output_bytes
+    wanted = {1: call.options["stdout"], 2: call.options["stderr"]}
+    kept = {fd: Kept(limit, call.text.encoding) for fd, where in wanted.items() if where == subprocess.PIPE}
     try:
-        left = None if end is None else max(0.0, end - loop.time())
-        await asyncio.wait([talk], timeout=left)
-        expired = not talk.done()
-        if not expired:
-            talk.result()
-            await asyncio.wait([process._ending.ended])
-    except BaseException as error:
-        if process.sandbox.ended is None:
-            process.sandbox.ended = "cancelled"
-        talk.cancel()
-        await _whole(process._end(policy.terminate_grace if isinstance(error, asyncio.CancelledError) else None))
-        await _whole(_quiet(talk))
-        raise
-    if expired:
-        process.sandbox.ended = "timeout"
-        _, cancelled = await _whole(process._end(policy.terminate_grace))
-        talk.cancel()
-        _, again = await _whole(_quiet(talk))
-        if cancelled or again:
-            raise cancelled or again  # type: ignore[misc]
-        out, err = (None if part is None else bytes(part) for part in kept)
-        expiry = subprocess.TimeoutExpired(args, timeout or 0, out or None, err or None)
-        expiry.sandbox = process.sandbox  # type: ignore[attr-defined]
-        raise expiry
-    assert process.returncode is not None
-    return process.returncode, kept[0], kept[1], process.sandbox
+        while chunks := await call.take(source):
+            for fd, data, _ in chunks:
+                kept[fd].append(data)
+    finally:
+        told(source.report, kept)
+    stdout, stderr = (kept[fd].joined() if fd in kept else None for fd in (1, 2))
+    if chunks is not None:
+        raise call.expired(source.report, stdout, stderr)
+    return call.completed(source, stdout, stderr)
 
 
-async def _quiet(task: asyncio.Task[None]) -> None:
-    await asyncio.wait([task])
-    if not task.cancelled():
-        task.exception()
+def stream(
+    *popenargs: Any,
+    input: Any = None,
+    lines: bool = True,
+    longest: int = _LONGEST,
+    timeout: float | None = None,
+    check: bool = False,
+    policy: Policy | str | None = None,
+    **kwargs: Any,
+) -> Stream:
+    """Starts a command, and gives its output as it comes: `async with stream(...) as events: async for event in events`.
+
+    Takes what `run` takes; stdout and stderr are pipes unless said otherwise. On asyncio and trio. The command starts with
+    the block, or when the first event is asked for. It waits when its output is not taken: about 1 MB is read ahead.
+
+    Args:
+        lines: an event is a whole line; otherwise, what arrived, as it arrived (a prompt without a newline, too).
+        longest: a line that is longer comes in events of this many bytes (in text mode: characters), of which only the last
+            ends with a newline. What is kept in memory of a line is bounded by it.
+        timeout: seconds from the start; `TimeoutExpired` comes in the place of the next event.
+        check: a command that failed raises `CalledProcessError` in the place of the last event.
+
+    Raises:
+        When it starts, and when an event is asked for, what `run` raises.
+    """
+    if longest < 1:
+        raise ValueError("longest must be 1 or more")
+    for name in ("stdout", "stderr"):
+        if kwargs.get(name) is None:
+            kwargs[name] = subprocess.PIPE
+    return Stream(_Call("stream", popenargs, kwargs, input=input, timeout=timeout, check=check, policy=policy), lines, longest)
 
 
-async def _talk(process: Process, data: Any, kept: list[bytearray | None]) -> None:
-    """Writes the input and reads both outputs at the same time, to their ends, and waits for the exit."""
+class Stream:
+    """The output of a command, event by event (`Output`), in the order of its arrival. Made by `stream()`.
 
-    async def read(stream: asyncio.StreamReader, into: bytearray) -> None:
-        while chunk := await stream.read(_CHUNK):
-            into += chunk
+    Leaving the block, `aclose()`, an exception and a cancellation end the command and everything that it started. Without a
+    block, a stream that is thrown away is killed, but not waited for.
+    """
 
-    async def write(stream: asyncio.StreamWriter) -> None:
+    def __init__(self, call: _Call, lines: bool, longest: int) -> None:
+        self._call = call
+        self._pieces = {fd: Pieces(call.text, lines, longest) for fd in (1, 2)}
+        self._events: collections.deque[Output] = collections.deque()
+        self._source: Source | None = None
+        self._result: CompletedProcess[Any] | None = None
+        self._error: BaseException | None = None
+        self._over = False
+        self._busy = False
+        self._begin = 0.0
+
+    @property
+    def sandbox(self) -> Report:
+        """The run's report.
+
+        Raises:
+            RuntimeError: the command has not been started.
+        """
+        if self._source is None:
+            raise RuntimeError("the command has not been started")
+        return self._source.report
+
+    @property
+    def returncode(self) -> int | None:
+        """None while the command runs, or before it does."""
+        return None if self._source is None else self._source.returncode
+
+    @property
+    def result(self) -> CompletedProcess[Any]:
+        """As `run` returns it, without the output. There once the events are over.
+
+        Raises:
+            RuntimeError: they are not, or the stream was closed before.
+        """
+        if self._result is None:
+            raise RuntimeError("the command was ended before it was done" if self._over else "there are still events to take")
+        return self._result
+
+    def send_signal(self, sig: int) -> None:
+        """To the command itself. Nothing happens where it does not run."""
+        if self._source is not None and not self._over:
+            self._source.send_signal(sig)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Ends the command and everything that it started. The events that are left can still be taken."""
+        if self._source is not None and not self._over:
+            self._source.kill()
+
+    async def __aenter__(self) -> Stream:
+        await self._start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> Output:
+        if self._busy:
+            raise RuntimeError("another task is waiting for the next event of this stream")
+        self._busy = True
         try:
-            view = memoryview(data).cast("B") if data else memoryview(b"")
-            for at in range(0, len(view), _CHUNK):
-                stream.write(view[at : at + _CHUNK])
-                await stream.drain()
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # it does not want to read it
-        except RuntimeError:
-            if not stream.is_closing():
-                raise
-            # uvloop's word for the same
+            await self._start()
+            while not self._events:
+                if self._over or self._source is None:
+                    raise StopAsyncIteration
+                await self._more(self._source)
+            return self._events.popleft()
         finally:
-            stream.close()
+            self._busy = False
 
-    work = [read(s, k) for s, k in zip((process.stdout, process.stderr), kept) if s is not None and k is not None]
-    if process.stdin is not None:
-        work.append(write(process.stdin))
-    await asyncio.gather(*work)
-    await asyncio.wait([process._ending.exited])
+    async def aclose(self) -> None:
+        """Ends the command, if it still runs: SIGTERM, and after the policy's `terminate_grace` the whole tree is killed."""
+        source, over, self._over = self._source, self._over, True
+        self._events.clear()
+        if source is not None and not over:
+            if source.returncode is None:
+                source.report.ended = source.report.ended or "cancelled"
+            await source.end(self._call.policy.terminate_grace)
+
+    async def _start(self) -> None:
+        if self._source is None and not self._over:
+            try:
+                self._begin = time.monotonic()
+                self._source = await self._call.open()
+            except BaseException:
+                self._over = True
+                raise
+
+    async def _more(self, source: Source) -> None:
+        try:
+            chunks = await self._call.take(source)
+        except BaseException:
+            self._over = True
+            raise
+        if chunks == []:
+            self._over = True
+            raise self._call.expired(source.report)
+        try:
+            for fd, data, when in chunks or ():
+                self._add(fd, self._pieces[fd].feed(data), when)
+            if chunks is None:
+                self._over = True
+                for fd in (1, 2):
+                    self._add(fd, self._pieces[fd].close(), time.monotonic())
+        except BaseException:  # it cannot be decoded
+            await self.aclose()
+            raise
+        if chunks is None:
+            self._result = self._call.completed(source)
+
+    def _add(self, fd: int, pieces: list[Any], when: float) -> None:
+        name = "stdout" if fd == 1 else "stderr"
+        self._events += [Output(name, piece, when - self._begin) for piece in pieces]
+
+    def __del__(self) -> None:
+        if self._source is not None and not self._over:
+            with contextlib.suppress(Exception):  # at the end of the interpreter, which ends everything anyway
+                self._source.kill()

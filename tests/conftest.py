@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 import os
 import pathlib
 import shutil
@@ -13,7 +15,8 @@ import time
 import pytest
 
 import sandboxed_subprocess as sp
-from sandboxed_subprocess.testing import needs
+from sandboxed_subprocess import aio
+from sandboxed_subprocess.testing import must_work, needs
 
 ROOT = os.geteuid() == 0
 # Not below /tmp: the sandbox replaces that, and an attack on a directory that is not there proves nothing.
@@ -58,9 +61,86 @@ def policy(ws, tier):
     return sp.Policy.workspace_write(ws, backend=tier)
 
 
+def needs_package(name):
+    """Skips where a package is not installed; fails where MUST_WORK names it."""
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        (pytest.fail if name in must_work() else pytest.skip)(f"{name} is not installed")
+
+
+def on_asyncio(function):
+    return asyncio.run(function())
+
+
+def on_uvloop(function):
+    import uvloop
+
+    loop = uvloop.new_event_loop()
+    try:
+        return loop.run_until_complete(function())
+    finally:
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+
+def on_trio(function):
+    import trio
+
+    return trio.run(function)
+
+
+LOOPS = {"asyncio": on_asyncio, "uvloop": on_uvloop, "trio": on_trio}
+
+
+@pytest.fixture(scope="session")
+def used_loops():
+    """libuv keeps a pipe for signals from the first child on."""
+
+    async def once():
+        process = await asyncio.create_subprocess_exec("true")
+        await process.wait()
+
+    try:
+        on_uvloop(once)
+    except ImportError:
+        pass
+
+
+def _on(name, _used):
+    if name != "asyncio":
+        needs_package(name)
+    return LOOPS[name]
+
+
+@pytest.fixture(params=LOOPS)
+def loop(request, used_loops):
+    """Runs an asynchronous function, on each of the loops."""
+    return _on(request.param, used_loops)
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def aloop(request, used_loops):
+    """The same, on those that are asyncio's."""
+    return _on(request.param, used_loops)
+
+
+# A test that takes `run`, `sh` or `py` is run in each of these: there is one contract.
+WORLDS = os.environ.get("SANDBOX_TEST_WORLDS", "sync asyncio").split()
+
+
+@pytest.fixture(params=WORLDS)
+def world(request):
+    """What `sp.run` is called: the synchronous function, or `aio.run` on a loop."""
+    if request.param == "sync":
+        return sp.run
+    on = _on(request.param, None)
+    return lambda *args, **kwargs: on(lambda: aio.run(*args, **kwargs))
+
+
 @pytest.fixture
-def run(ws, policy):
-    """`sp.run` in the workspace with captured text output; other keywords, `policy=` too, as given."""
+def run(ws, policy, world):
+    """`sp.run`, or `aio.run`, in the workspace with captured text output; other keywords, `policy=` too, as given."""
 
     def call(args, **kwargs):
         kwargs.setdefault("policy", policy)
@@ -68,7 +148,7 @@ def run(ws, policy):
         kwargs.setdefault("capture_output", True)
         kwargs.setdefault("text", True)
         kwargs.setdefault("timeout", 60)
-        return sp.run(args, **kwargs)
+        return world(args, **kwargs)
 
     return call
 

@@ -53,7 +53,9 @@ def main() -> int:
         for module in (asyncio, asyncio.subprocess):
             module.create_subprocess_exec = sp.create_subprocess_exec
             module.create_subprocess_shell = sp.create_subprocess_shell
-        sp.aio.prepare = counted(sp.aio.prepare, launches)
+        from sandboxed_subprocess import _asyncio
+
+        _asyncio.prepare = counted(_asyncio.prepare, launches)
         from test.test_asyncio import test_subprocess
     sys.path.insert(0, str(HERE))
     import skips

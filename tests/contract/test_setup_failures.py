@@ -366,6 +366,7 @@ def test_a_root_caller_is_not_needed_and_does_not_help(run):
     assert values["Uid"].split() == [str(os.geteuid())] * 4
 
 
+@pytest.mark.parametrize("world", ["sync"], indirect=True)  # a loop calls settle() only once there is something to be read
 @pytest.mark.parametrize("victim", ["monitor", "init"])
 def test_a_launcher_killed_at_any_moment_is_a_setup_error_or_a_death_of_the_command(run, ws, monkeypatch, victim):
     """Never a result that the command did not have: set-up that was killed halfway must not look like an exit status."""
