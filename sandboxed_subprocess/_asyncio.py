@@ -63,7 +63,7 @@ class _Protocol(SubprocessStreamProtocol):
     def __init__(self, limit: int, loop: asyncio.AbstractEventLoop, launch: Launch | None) -> None:
         super().__init__(limit=limit, loop=loop)
         self._launch = launch
-        self._open: set[int] = set()
+        self.open: set[int] = set()
         self._gone = False
         # Until then the first word of the launcher is still to be read; who reads it finishes the launch.
         self.settled = False
@@ -72,11 +72,11 @@ class _Protocol(SubprocessStreamProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._open = {fd for fd in range(3) if transport.get_pipe_transport(fd) is not None}
+        self.open = {fd for fd in range(3) if transport.get_pipe_transport(fd) is not None}
 
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
         super().pipe_connection_lost(fd, exc)
-        self._open.discard(fd)
+        self.open.discard(fd)
         self._look()
 
     def process_exited(self) -> None:
@@ -89,7 +89,7 @@ class _Protocol(SubprocessStreamProtocol):
         self._look()
 
     def _look(self) -> None:
-        if self._gone and not self._open and not self.ended.done():
+        if self._gone and not self.open and not self.ended.done():
             self.ended.set_result(None)
 
 
@@ -173,7 +173,7 @@ class Process(_StdlibProcess):
         await asyncio.wait([self._ending.exited])
         if self._launch is not None:
             self._launch.finish()
-        for fd in range(3):
+        for fd in list(self._ending.open):  # a second abort() of one that is closed is an error in asyncio
             pipe = self._pipes.get_pipe_transport(fd)
             if pipe is not None:
                 # What is left to be written nobody will read.
@@ -449,8 +449,12 @@ class AsyncioSource(Source):
     def cancelled(self, error: BaseException) -> bool:
         return isinstance(error, asyncio.CancelledError)
 
-    def kill(self) -> None:
+    def discard(self) -> None:
         self._stop_timer()
+        self._queue.drop()
+        self.kill()  # the loop, which holds the rest, closes it
+
+    def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 

@@ -182,7 +182,11 @@ class Source:
         raise NotImplementedError
 
     def kill(self) -> None:
-        """Ends the tree where nothing can be waited for."""
+        """Ends the tree. What it had written can still be taken."""
+        raise NotImplementedError
+
+    def discard(self) -> None:
+        """Ends the tree where nothing can be awaited any more: in a destructor, or in a coroutine that is thrown away."""
         raise NotImplementedError
 
     def send_signal(self, number: int) -> None:

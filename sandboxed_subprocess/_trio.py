@@ -126,6 +126,19 @@ class TrioSource(Source):
         if self._process.returncode is None:
             _kill(self._process, self._launch)
 
+    def discard(self) -> None:
+        self.kill()
+        # A process of trio's has nobody else: its descriptors would stay open, and it a zombie.
+        end = time.monotonic() + 1.0
+        while self._process.returncode is None and time.monotonic() < end:
+            time.sleep(0.001)
+        if self._launch is not None:
+            self._launch.finish()
+        streams: tuple[Any, ...] = (self._process.stdin, self._process.stdout, self._process.stderr)
+        for stream in streams:
+            if stream is not None:
+                stream.close()
+
     def send_signal(self, number: int) -> None:
         if self._process.returncode is None:
             if self._launch is not None:

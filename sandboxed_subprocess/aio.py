@@ -80,7 +80,7 @@ class _Call:
             if chunks is None:
                 await source.end(None)
         except GeneratorExit:  # the coroutine is thrown away, and cannot wait any more
-            source.kill()
+            source.discard()
             raise
         except BaseException as error:
             source.report.ended = source.report.ended or "cancelled"
@@ -310,4 +310,4 @@ class Stream:
     def __del__(self) -> None:
         if self._source is not None and not self._over:
             with contextlib.suppress(Exception):  # at the end of the interpreter, which ends everything anyway
-                self._source.kill()
+                self._source.discard()

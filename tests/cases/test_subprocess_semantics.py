@@ -274,7 +274,6 @@ def test_preexec_fn_runs_before_the_command_and_outside(run, ws):
         run(["true"], preexec_fn=lambda: 1 / 0)
 
 
-@pytest.mark.skipif(not hasattr(__import__("fcntl"), "F_GETPIPE_SZ"), reason="this Python does not know pipe sizes")
 def test_pipesize(ws, policy):
     """It is the caller's pipe; nothing in between may have another."""
     import fcntl

@@ -102,6 +102,7 @@ def test_a_caller_that_ignores_sigchld(ws, tier):
     assert mask & 1 << signal.SIGCHLD - 1, "the command has lost the caller's disposition"
 
 
+@pytest.mark.parametrize("world", ["sync", "asyncio"], indirect=True)  # trio spawns from a thread, which has a mask of its own
 def test_the_callers_signal_mask_and_dispositions_reach_the_command(py):
     """The launcher blocks everything for itself; the command must not notice."""
     old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
