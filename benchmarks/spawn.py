@@ -10,6 +10,12 @@ times themselves cannot.
 
 from __future__ import annotations
 
+import sys
+
+if sys.path[0] == __file__.rpartition("/")[0]:
+    # In this directory concurrent.py has the name of a package of the standard library.
+    sys.path.pop(0)
+
 import argparse
 import json
 import os
@@ -17,7 +23,6 @@ import pathlib
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 
@@ -74,7 +79,7 @@ def imports(rounds):
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
     def python(code):
-        return lambda: subprocess.run([sys.executable, "-c", code], check=True, env=env)
+        return lambda: subprocess.run([sys.executable, "-c", code], check=True, env=env, cwd=os.path.dirname(sys.executable))
 
     found = interleaved(
         {

@@ -26,8 +26,9 @@ from ._report import Enforcement, Report
 _T = TypeVar("_T")
 LIMIT = 2**16  # asyncio's default for its stream readers
 _CHUNK = 1 << 18
-# What is read ahead of whoever takes a stream's output, in bytes: reading stops at the first and goes on at the second.
-_FULL, _LOW = 1 << 20, 1 << 18
+# Bytes that are read ahead of whoever takes a stream's output, and at once.
+_FULL = 1 << 20
+_READ = 1 << 16
 _OF_A_PATH = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP, errno.ENAMETOOLONG)
 
 # What asyncio wants at its default value, and the words with which it says so.
@@ -64,6 +65,7 @@ class _Protocol(SubprocessStreamProtocol):
         super().__init__(limit=limit, loop=loop)
         self._launch = launch
         self.open: set[int] = set()
+        self.transports: list[Any] = []
         self._gone = False
         # Until then the first word of the launcher is still to be read; who reads it finishes the launch.
         self.settled = False
@@ -72,7 +74,13 @@ class _Protocol(SubprocessStreamProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self.transports = [t for t in map(transport.get_pipe_transport, (1, 2)) if t is not None]
         self.open = {fd for fd in range(3) if transport.get_pipe_transport(fd) is not None}
+        for pipe in self.transports:
+            if hasattr(pipe, "max_size"):
+                # asyncio makes room for 256 KiB at each read. The C library maps that much anew, and gives it back, each
+                # time: a third of the throughput goes to page faults.
+                pipe.max_size = _READ
 
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
         super().pipe_connection_lost(fd, exc)
@@ -334,18 +342,13 @@ class _Taken(_Protocol):
 
     def __init__(self, limit: int, loop: asyncio.AbstractEventLoop, launch: Launch | None) -> None:
         super().__init__(limit, loop, launch)
-        # The names of the base classes: FlowControlMixin has a _paused, for writing.
-        self._transports: list[Any] = []
+        # Not _paused: FlowControlMixin has that, for writing.
         self._halted = False
         self._wanted = True
         self._queued = 0
         self._waiter: asyncio.Future[None] | None = None
         self.queue: collections.deque[Chunk] = collections.deque()
         self.due = False
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self._transports = [t for t in map(transport.get_pipe_transport, (1, 2)) if t is not None]
 
     def pipe_data_received(self, fd: int, data: bytes | str) -> None:
         if not self._wanted or not isinstance(data, bytes):
@@ -354,7 +357,7 @@ class _Taken(_Protocol):
         self._queued += len(data)
         if self._queued >= _FULL and not self._halted:
             self._halted = True
-            for transport in self._transports:
+            for transport in self.transports:
                 transport.pause_reading()
         self._wake()
 
@@ -383,7 +386,7 @@ class _Taken(_Protocol):
     def _go_on(self) -> None:
         if self._halted:
             self._halted = False
-            for transport in self._transports:
+            for transport in self.transports:
                 if not transport.is_closing():
                     transport.resume_reading()
 

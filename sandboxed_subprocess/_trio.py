@@ -21,7 +21,7 @@ from ._policy import Policy
 from ._prepare import plain_spawn, prepare
 from ._report import Enforcement, Report
 
-_CHUNK = 1 << 18
+_CHUNK = 1 << 16  # more at once is slower: the C library maps so large a buffer anew each time
 
 
 class TrioSource(Source):

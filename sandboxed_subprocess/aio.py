@@ -250,6 +250,8 @@ class Stream:
         return self
 
     async def __anext__(self) -> Output:
+        if self._events and not self._busy:
+            return self._events.popleft()
         if self._busy:
             raise RuntimeError("another task is waiting for the next event of this stream")
         self._busy = True

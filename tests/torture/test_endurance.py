@@ -16,7 +16,7 @@ import time
 import uuid
 
 import pytest
-from conftest import processes_with, wait_until
+from conftest import needs_package, processes_with, wait_until
 
 pytestmark = pytest.mark.endurance
 
@@ -129,3 +129,96 @@ def test_a_caller_that_is_killed_at_any_moment_leaves_nothing(ws, tier):
                 pass
             caller.send_signal(signal.SIGKILL)
         wait_until(lambda token=token: not leftovers(token), 2.0)
+
+
+STORM = """
+import asyncio, contextlib, json, os, random, sys, threading
+import sandboxed_subprocess as sp
+from sandboxed_subprocess import aio
+ws, token, kind, count = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
+policy = sp.Policy.workspace_write(ws, terminate_grace=0)
+chance = random.Random(5)
+DAEMON = (
+    "import os, time\\n"
+    "if os.fork() == 0:\\n"
+    "    os.setsid()\\n"
+    "    if os.fork() == 0: os.closerange(0, 256); time.sleep(600)\\n"
+    "    os._exit(0)\\n"
+    "time.sleep(600)"
+)
+command = [sys.executable, "-S", "-c", DAEMON, token]
+
+def alive():
+    found = 0
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and int(entry) != os.getpid():
+            with contextlib.suppress(OSError), open(f"/proc/{entry}/cmdline", "rb") as file:
+                found += token.encode() in file.read()
+    return found
+
+async def read():
+    async with aio.stream(command, policy=policy, cwd=ws) as stream:
+        async for _ in stream:
+            pass
+
+async def spawned():
+    process = await sp.create_subprocess_exec(*command, policy=policy, cwd=ws, stdout=sp.PIPE)
+    try:
+        await process.communicate()
+    except asyncio.CancelledError:
+        process.kill()
+        await process.wait()
+        raise
+
+async def one(number):
+    how = (lambda: aio.run(command, policy=policy, cwd=ws, capture_output=True), read, spawned)[number % 3]
+    task = asyncio.ensure_future(how())
+    await asyncio.sleep(chance.random() * 0.03)
+    task.cancel()
+    try:
+        await task
+    except asyncio.CancelledError:
+        return 1
+    return 0
+
+async def main():
+    await asyncio.gather(*(one(n) for n in range(6)))
+    await asyncio.sleep(0)
+    before = sorted(os.listdir("/proc/self/fd"))
+    cancelled = survivors = 0
+    for number in range(count):
+        cancelled += await one(number)
+        survivors += alive()
+    after = sorted(os.listdir("/proc/self/fd"))
+    print(json.dumps({"cancelled": cancelled, "survivors": survivors, "same": before == after, "threads": threading.active_count()}))
+
+if kind == "uvloop":
+    import uvloop
+    loop = uvloop.new_event_loop()
+    loop.run_until_complete(main())
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.close()
+else:
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
+def test_a_storm_of_cancellations(place, kind):
+    """300 runs, streams and processes, cancelled 0 to 30 ms after the call, each with a grandchild in a session of its own.
+
+    Nothing is alive at the moment in which the cancellation is seen, no descriptor more is open, and the loop closes quietly.
+    """
+    needs_package(kind)
+    ws = place / "ws"
+    ws.mkdir()
+    token = f"storm-{uuid.uuid4().hex}"
+    result = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "error", "-W", "ignore::DeprecationWarning", "-c", STORM, str(ws), token, kind, "300"],
+        capture_output=True, text=True, timeout=300, check=False, cwd=place,
+    )  # fmt: skip
+    assert (result.returncode, result.stderr) == (0, "")
+    found = json.loads(result.stdout)
+    print(found)
+    assert found["survivors"] == 0 and found["same"] and found["cancelled"] > 290 and found["threads"] <= 2
+    assert processes_with(token) == []
