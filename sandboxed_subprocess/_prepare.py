@@ -47,6 +47,10 @@ _process_default: Policy | None = None
 _warned = False
 
 
+# Gaps that this process has been warned of.
+_told: set[tuple[str, ...]] = set()
+
+
 class SandboxWarning(UserWarning):
     """Something that is safe, and probably not what was meant."""
 
@@ -344,6 +348,9 @@ def prepare(args: Any, options: dict[str, Any], policy: Policy) -> tuple[Launch,
 
     view = compile_view(policy, uid)
     backend, report = _backends.choose(view.features, forced=policy.backend, strict=policy.enforcement == "strict")
+    if report.gaps and report.gaps not in _told:
+        _told.add(report.gaps)
+        warnings.warn(f"enforcement='best-effort': run without: {'; '.join(report.gaps)}", SandboxWarning, stacklevel=3)
     visible, dropped = _command_environment(view, backend.kind, environ)
     plan = compile_plan(view, command, visible, dropped, inherits=env is None)
     report.environment_dropped = plan.dropped

@@ -19,7 +19,7 @@ import socket
 import struct
 from collections.abc import Sequence
 
-from .._errors import SandboxSetupError
+from .._errors import Missing, SandboxSetupError
 from .._launch import ExecFailed, Launch, unknown_end
 from .._plan import Plan
 from .._report import Report, Usage
@@ -254,7 +254,10 @@ _WAYS_OUT = {
     ("clone", errno.ENOSPC): "sysctl user.max_user_namespaces is 0 or used up",
     ("clone", errno.EUSERS): "sysctl user.max_user_namespaces is 0 or used up",
     ("clone", errno.EAGAIN): "the limit of processes (RLIMIT_NPROC) is reached",
-    ("readonly", errno.EPERM): "user namespaces have no power here: Ubuntu's kernel.apparmor_restrict_unprivileged_userns",
+    ("clone", errno.EINVAL): "this kernel is built without one of the seven namespaces",
+    ("caller", errno.ENOSYS): "pidfd_open() is not there: a kernel before Linux 5.3, or one that is not Linux",
+    ("open_tree", errno.ENOSYS): "mounts cannot be made by descriptor here: Linux 5.12 is needed, or something filters the calls",
+    ("readonly", errno.ENOSYS): "mount_setattr() is not there: Linux 5.12 is needed, or something filters the call",
     ("open_tree", errno.EMFILE): "RLIMIT_NOFILE of the calling process is too low for this policy",
     ("open_tree", errno.ELOOP): "a symbolic link has taken the place of a directory that the policy names",
     ("pin", errno.ESTALE): "another directory has taken the place of a writable root; try again",
@@ -270,3 +273,23 @@ def setup_error(step: str, number: int, path: str | None) -> SandboxSetupError:
     if not detail and number == errno.ELOOP:
         detail = "a symbolic link has taken the place of something that the policy names; try again"
     return SandboxSetupError(step, number, path, detail)
+
+
+# What needs the power that a new user namespace gives.
+_POWERED = ("identity", "session", "loopback", "open_tree", "readonly", "tmpfs", "mkdir", "file", "attach", "devpts")
+
+
+def missing(error: SandboxSetupError, launcher: str) -> Missing:
+    """What a trial that failed says about this host, and one line for whoever runs it: never to turn something off."""
+    reason, advice = str(error), ""
+    if error.step in _POWERED and error.errno in (errno.EPERM, errno.EACCES):
+        # The first step that needs some fails; which one that is depends on AppArmor's version.
+        reason += ": user namespaces can be made, but have no power (Ubuntu's kernel.apparmor_restrict_unprivileged_userns)"
+        advice = f"An AppArmor profile for {launcher} gives them to the launcher alone: see docs/how-to/hosts.md"
+    elif error.step in ("clone", "proc") and error.errno == errno.EPERM:
+        advice = "A container has to allow user namespaces, and a /proc of their own, to its processes: see docs/how-to/hosts.md"
+    elif error.step == "clone" and error.errno in (errno.ENOSPC, errno.EUSERS):
+        advice = "Allow more user namespaces: sysctl user.max_user_namespaces=15000"
+    elif error.errno == errno.ENOSYS:
+        advice = "Linux 5.12 or later is needed, with nothing around this process that hides its system calls"
+    return Missing(reason, advice)

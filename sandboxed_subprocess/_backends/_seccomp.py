@@ -99,9 +99,19 @@ def compile_filter(exceptions: tuple[str, ...] = (), notify_connect: bool = Fals
     emptied only through a descriptor that is open for writing: for kernels whose Landlock does not see truncate(2).
 
     Raises:
-        Missing: libseccomp cannot be loaded.
+        Missing: libseccomp cannot be loaded, or there is nothing here that it could compile for.
     """
     scmp = _pyseccomp()
+    try:
+        return _compile(scmp, exceptions, notify_connect, shut_truncate)
+    except OSError as error:
+        raise Missing(
+            f"no system call filter for this kernel ({error.strerror})",
+            "Something around this process, or the kernel's configuration, takes seccomp filters away (CONFIG_SECCOMP_FILTER)",
+        ) from None
+
+
+def _compile(scmp: Any, exceptions: tuple[str, ...], notify_connect: bool, shut_truncate: bool) -> bytes:
     f = scmp.SyscallFilter(scmp.ALLOW)
     eperm = scmp.ERRNO(errno.EPERM)
 

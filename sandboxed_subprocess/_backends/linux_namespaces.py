@@ -24,7 +24,7 @@ from .._plan import SOCKET, Access, Command, Composition, Feature, Plan, Rule
 from .._policy import Limits
 from .._report import Report
 from . import DEVNULL, StdlibPopen, TimeoutExpired
-from ._channel import ChannelLaunch, send_plan, setup_error
+from ._channel import ChannelLaunch, missing, send_plan, setup_error
 from ._descriptors import above_stdio, apart, identity, launcher_fd, slot
 from ._landlock import IOCTL_DEV, TRUNCATE, WRITE_FILE, Landlock, landlock
 from ._seccomp import compile_filter
@@ -366,8 +366,8 @@ class Namespaces:
             self.why_not[Feature.ABSTRACT_SOCKETS] = ll.missing or reason
         try:
             compile_filter(())
-        except Missing as missing:
-            self.why_not[Feature.SYSTEM_CALLS] = f"{missing.reason}. {missing.advice}"
+        except Missing as gap:
+            self.why_not[Feature.SYSTEM_CALLS] = f"{gap.reason}. {gap.advice}"
         else:
             found.add(Feature.SYSTEM_CALLS)
         # Masks cover the sockets that are known at the launch; those made later are refused where connect() is notified.
@@ -522,6 +522,14 @@ def detect() -> Namespaces:
         Missing: with the step that failed, its errno and the way out.
     """
     launcher = _native.locate()
+    try:
+        os.close(os.memfd_create("trial", os.MFD_CLOEXEC))
+    except OSError as error:
+        raise Missing(
+            f"memfd_create() does not work here ({error.strerror}), by which the launcher gets its orders",
+            "Linux 5.12 or later is needed, with nothing around this process that hides its system calls",
+            transient=error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+        ) from None
     ll = landlock()
     found = Namespaces(launcher, ll)
     failure = _try(found, launcher, ll)
@@ -536,7 +544,7 @@ def detect() -> Namespaces:
             " it is, and nothing looser",
         )
     if failure is not None:
-        raise Missing(str(failure))
+        raise missing(failure, launcher)
     return found
 
 
