@@ -121,13 +121,19 @@ def _implicit() -> Policy:
         return _preset("workspace-write", here)
     if not _warned:
         _warned = True
-        warnings.warn(
+        _warn(
             f"the current directory ({here}) is no workspace, so nothing but a private /tmp is writable in the sandbox;"
-            " pass policy=, or change to the workspace first",
-            SandboxWarning,
-            stacklevel=5,
+            " pass policy=, or change to the workspace first"
         )
     return _preset("workspace-write", None)
+
+
+def _warn(message: str) -> None:
+    """A warning that points to the caller's line, whatever of ours is in between."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__package__") == __package__:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, SandboxWarning, stacklevel=level)
 
 
 @contextlib.contextmanager
@@ -350,7 +356,7 @@ def prepare(args: Any, options: dict[str, Any], policy: Policy) -> tuple[Launch,
     backend, report = _backends.choose(view.features, forced=policy.backend, strict=policy.enforcement == "strict")
     if report.gaps and report.gaps not in _told:
         _told.add(report.gaps)
-        warnings.warn(f"enforcement='best-effort': run without: {'; '.join(report.gaps)}", SandboxWarning, stacklevel=3)
+        _warn(f"enforcement='best-effort': run without: {'; '.join(report.gaps)}")
     visible, dropped = _command_environment(view, backend.kind, environ)
     plan = compile_plan(view, command, visible, dropped, inherits=env is None)
     report.environment_dropped = plan.dropped

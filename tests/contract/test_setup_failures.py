@@ -209,9 +209,10 @@ def test_best_effort_runs_and_reports_every_gap(ws, monkeypatch):
     """Only where it was asked for; the rest of the policy still holds. A warning says it, once in each process."""
     monkeypatch.setattr(_prepare, "_told", set())
     policy = sp.Policy.workspace_write(ws, memory_bytes=1 << 30, processes=10, enforcement="best-effort")
-    with pytest.warns(sp.SandboxWarning, match=r"run without: limits.memory_bytes; limits.processes"):
+    with pytest.warns(sp.SandboxWarning, match=r"run without: limits.memory_bytes; limits.processes") as warned:
         result = sp.run(["sh", "-c", "echo x > made; echo x > ../other"], cwd=ws, policy=policy, capture_output=True)
     sp.run(["true"], policy=policy)
+    assert warned[0].filename == __file__
     assert (ws / "made").exists() and not (ws.parent / "other").exists()
     assert result.sandbox.enforcement is sp.Enforcement.PARTIAL
     assert result.sandbox.gaps == ("limits.memory_bytes", "limits.processes")
