@@ -6,13 +6,14 @@ import asyncio
 import collections
 import contextlib
 import errno
+import math
 import os
 import signal
+import sys
 import time
-import weakref
 from asyncio.subprocess import Process as _StdlibProcess
 from asyncio.subprocess import SubprocessStreamProtocol
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, TypeVar
 
 from ._errors import SandboxSetupError
@@ -20,7 +21,7 @@ from ._launch import ExecFailed, Launch
 from ._outcome import kill_unconfined, refusal, spawning, told
 from ._output import Chunk, Kept, Source
 from ._policy import Policy
-from ._prepare import plain_spawn, prepare, resolve_policy
+from ._prepare import plain_command, plain_spawn, prepare, resolve_policy
 from ._report import Enforcement, Report
 
 _T = TypeVar("_T")
@@ -38,24 +39,31 @@ _FIXED = {"universal_newlines": False, "shell": False, "bufsize": 0, "text": Non
 # -- ending things, whatever happens meanwhile ------------------------------------------------------------------------------
 
 
-async def _whole(work: Coroutine[Any, Any, _T]) -> tuple[asyncio.Task[_T], BaseException | None]:
-    """Runs something to its end in a task of its own; a cancellation of the caller is noted, not passed on.
-
-    A shield is not enough: it lets the caller go on while the work still runs. And `asyncio.run()` cancels every task that it
-    knows of, in any order: it must not know of this one. Nothing is lost by that, for whoever waits here is known.
-
-    Returns:
-        The finished task, and the `CancelledError` that has yet to be raised.
-    """
+def _hidden(work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+    """A task that only `_until` waits for: `asyncio.run()` cancels every task that it knows of, in any order, and must not know
+    of one that starts or ends a tree. Nothing is lost by that, for whoever waits for it is known."""
     task = asyncio.ensure_future(work)
     asyncio._unregister_task(task)
+    return task
+
+
+async def _until(task: asyncio.Task[Any]) -> BaseException | None:
+    """Waits to the end of a task. A cancellation of the caller is noted, not passed on: a shield is not enough, for it lets the
+    caller go on while the work still runs.
+
+    Returns:
+        The `CancelledError` that has yet to be raised.
+    """
     cancelled: BaseException | None = None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    return task, cancelled
+    anyio = sys.modules.get("anyio")
+    # A scope of anyio's that is cancelled cancels again at every tick of the loop: only its own shield keeps it quiet.
+    with contextlib.nullcontext() if anyio is None else anyio.CancelScope(shield=True):
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError as error:
+                cancelled = error
+    return cancelled
 
 
 class _Protocol(SubprocessStreamProtocol):
@@ -84,6 +92,9 @@ class _Protocol(SubprocessStreamProtocol):
 
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
         super().pipe_connection_lost(fd, exc)
+        stdin_closed = getattr(self, "_stdin_closed", None)
+        if fd == 0 and stdin_closed is not None and stdin_closed.done() and not stdin_closed.cancelled():
+            stdin_closed.exception()  # seen: that nobody read it to the end is no news, and Python 3.10 would log it
         self.open.discard(fd)
         self._look()
 
@@ -139,19 +150,15 @@ class Process(_StdlibProcess):
             return
         if self.returncode is not None:
             raise ProcessLookupError
-        self._launch.kill()
-        # Somebody may have stopped the monitor, and a stopped one reaps nothing.
-        try:
-            os.kill(self.pid, getattr(signal, "SIGCONT", 18))
-        except (ProcessLookupError, PermissionError):
-            pass
+        self._launch.kill(self.pid)
 
     async def communicate(self, input: Any = None) -> tuple[bytes, bytes]:
         """As asyncio's; but cancelled (by `wait_for`, say) and called again, it returns what the first call had read, too."""
         try:
             found = await super().communicate(input)
         finally:
-            told(self.sandbox, self._kept)
+            if any(self._kept.values()):
+                told(self.sandbox, self._kept)
         self._kept.clear()
         return found
 
@@ -166,7 +173,7 @@ class Process(_StdlibProcess):
         return kept.joined()
 
     async def _end(self, grace: float | None = None) -> None:
-        """The tree is dead and reaped, and every pipe closed, when this returns. To be run by `_whole`."""
+        """The tree is dead and reaped, and every pipe closed, when this returns. To be run by a `_hidden` task."""
         if self.returncode is None and grace is not None:
             try:
                 self.terminate()
@@ -189,10 +196,17 @@ class Process(_StdlibProcess):
         await asyncio.wait([self._ending.ended])
 
 
+async def _ended(process: Process, grace: float | None) -> BaseException | None:
+    """Ends a tree to the end, whatever happens meanwhile. Returns the `CancelledError` that has yet to be raised."""
+    task = _hidden(process._end(grace))
+    cancelled = await _until(task)
+    task.result()
+    return cancelled
+
+
 # -- what is alive when a loop is closed ------------------------------------------------------------------------------------
 
-_Kept = tuple[set["Process"], "AsyncGenerator[None, None]"]
-_live: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Kept] = weakref.WeakKeyDictionary()
+_ATTRIBUTE = "_sandboxed_subprocess_processes"
 
 
 async def _keep(processes: set[Process]) -> AsyncGenerator[None, None]:
@@ -206,10 +220,13 @@ async def _keep(processes: set[Process]) -> AsyncGenerator[None, None]:
 
 
 async def _keeper(loop: asyncio.AbstractEventLoop) -> set[Process]:
-    known = _live.get(loop)
+    """The processes of a loop. Kept with the loop itself: a table of ours, even one of weak references, would keep it alive,
+    for what it has running refers to it."""
+    known: tuple[set[Process], AsyncGenerator[None, None]] | None = getattr(loop, _ATTRIBUTE, None)
     if known is None:
         processes: set[Process] = set()
-        known = _live[loop] = (processes, _keep(processes))
+        known = (processes, _keep(processes))
+        setattr(loop, _ATTRIBUTE, known)
         await known[1].__anext__()
     return known[0]
 
@@ -221,8 +238,8 @@ async def _start(
     args: Any, options: dict[str, Any], policy: Policy, limit: int, loop: asyncio.AbstractEventLoop, keep: set[Process],
     kind: type[_Protocol],
 ) -> Process:
-    """Spawns, and returns once the command runs. To be run by `_whole`: asyncio's own cancellation in the middle of a spawn
-    kills the launcher and goes on without waiting."""
+    """Spawns, and returns once the command runs. To be run by a `_hidden` task: asyncio's own cancellation in the middle of a
+    spawn kills the launcher and goes on without waiting."""
     launch: Launch | None = None
     program = None
     if policy.unconfined:
@@ -230,21 +247,25 @@ async def _start(
         import psutil  # noqa: F401
 
         report = Report(enforcement=Enforcement.NONE)
-        argv = [args] if isinstance(args, (str, bytes)) or not hasattr(args, "__iter__") else list(args)
+        argv, options, program = plain_command(args, options)
     else:
         launch, options, program = prepare(args, options, policy)
         report = launch.report
         argv = list(launch.argv)
-        if not isinstance(loop, asyncio.BaseEventLoop):  # uvloop has its own idea of executable=
-            argv.insert(0, os.fsencode(options.pop("executable")))
-    shell = options.pop("shell", False)
-    spawn: Any = loop.subprocess_shell if shell else loop.subprocess_exec
-    with contextlib.nullcontext() if launch is None else spawning(launch, program), plain_spawn(argv[0] if shell else argv):
+    if not isinstance(loop, asyncio.BaseEventLoop):
+        executable = options.pop("executable", None)
+        if launch is not None:
+            argv.insert(0, os.fsencode(executable))  # uvloop has its own idea of executable=; the launcher knows of it
+        elif executable is not None:
+            raise ValueError("uvloop cannot pass executable= as it is")
+    with contextlib.nullcontext() if launch is None else spawning(launch, program), plain_spawn(argv):
         try:
-            transport, protocol = await spawn(lambda: kind(limit, loop, launch), *argv, **options)
+            transport, protocol = await loop.subprocess_exec(lambda: kind(limit, loop, launch), *argv, **options)
         except OSError as error:
-            if error.filename is None and error.errno in _OF_A_PATH and options.get("cwd") is not None:
-                error.filename = options["cwd"]  # uvloop leaves it out; nothing else of ours is looked up by name
+            # uvloop leaves the name out. In a sandbox, only the directory is looked up by name here.
+            if error.filename is None and error.errno in _OF_A_PATH:
+                cwd = options.get("cwd")
+                error.filename = cwd if cwd is not None and (launch is not None or not os.path.isdir(cwd)) else program
             raise
     process = Process(transport, protocol, loop, launch, report, policy.limits.output_bytes)
     keep.add(process)
@@ -289,12 +310,28 @@ async def _spawn(
     chosen = resolve_policy(policy)
     loop = asyncio.get_running_loop()
     keep = await _keeper(loop)
-    task, cancelled = await _whole(_start(args, options, chosen, limit, loop, keep, kind))
+    task = _hidden(_start(args, options, chosen, limit, loop, keep, kind))
+    try:
+        cancelled = await _until(task)
+    except GeneratorExit:  # the coroutine is thrown away in the middle of the spawn
+        task.add_done_callback(_unwanted)
+        raise
+    if cancelled is None and task.exception() is None and (anyio := sys.modules.get("anyio.lowlevel")) is not None:
+        try:  # what its shield has kept away
+            await anyio.checkpoint_if_cancelled()
+        except asyncio.CancelledError as error:
+            cancelled = error
     if cancelled is None:
         return task.result()
     if task.exception() is None:
-        await _whole(task.result()._end(chosen.terminate_grace))
+        await _ended(task.result(), chosen.terminate_grace)
     raise cancelled
+
+
+def _unwanted(task: asyncio.Task[Process]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        with contextlib.suppress(ProcessLookupError):
+            task.result().kill()
 
 
 def _checked(options: dict[str, Any]) -> None:
@@ -348,7 +385,6 @@ class _Taken(_Protocol):
         self._queued = 0
         self._waiter: asyncio.Future[None] | None = None
         self.queue: collections.deque[Chunk] = collections.deque()
-        self.due = False
 
     def pipe_data_received(self, fd: int, data: bytes | str) -> None:
         if not self._wanted or not isinstance(data, bytes):
@@ -359,7 +395,7 @@ class _Taken(_Protocol):
             self._halted = True
             for transport in self.transports:
                 transport.pause_reading()
-        self._wake()
+        self.wake()
 
     def take(self) -> list[Chunk]:
         found = list(self.queue)
@@ -373,13 +409,9 @@ class _Taken(_Protocol):
         self._wanted = False
         self.take()
 
-    def expire(self) -> None:
-        self.due = True
-        self._wake()
-
-    async def more(self) -> None:
+    async def more(self, late: Callable[[], bool]) -> None:
         """Until there is something, or nothing will come, or the time is up."""
-        while not (self.queue or self.due or self.ended.done()):
+        while not (self.queue or self.ended.done() or late()):
             self._waiter = self._loop.create_future()
             await self._waiter
 
@@ -392,46 +424,52 @@ class _Taken(_Protocol):
 
     def _look(self) -> None:
         super()._look()
-        self._wake()
+        self.wake()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
 
 class AsyncioSource(Source):
-    def __init__(self, process: Process, data: memoryview, timeout: float | None) -> None:
+    def __init__(self, process: Process, data: memoryview, until: float) -> None:
         super().__init__(process.sandbox)
         self._process = process
-        self._protocol = process._ending
-        assert isinstance(self._protocol, _Taken)
-        self._queue = self._protocol
-        loop = asyncio.get_running_loop()
-        self._timer = None if timeout is None else loop.call_later(max(0.0, timeout), self._queue.expire)
+        assert isinstance(process._ending, _Taken)
+        self._queue = process._ending
+        self._until = until
+        loop = self._loop = asyncio.get_running_loop()
+        self._timer = loop.call_at(until, self._queue.wake) if until != math.inf else None
         self._writer = None if process.stdin is None else asyncio.ensure_future(_feed(process.stdin, data))
+        self._ending: asyncio.Task[None] | None = None
 
     @classmethod
     async def open(
         cls, args: Any, options: dict[str, Any], policy: Policy, data: memoryview, timeout: float | None
     ) -> AsyncioSource:
-        begin = time.monotonic()
-        process = await _spawn(args, options, policy, LIMIT, _Taken)
-        return cls(process, data, None if timeout is None else timeout - (time.monotonic() - begin))
+        until = math.inf if timeout is None else asyncio.get_running_loop().time() + timeout
+        return cls(await _spawn(args, options, policy, LIMIT, _Taken), data, until)
 
     @property
     def returncode(self) -> int | None:
         return self._process.returncode
 
+    def late(self) -> bool:
+        if self._loop.time() < self._until:
+            return False
+        # Where all of a sandbox is dead, what it wrote is on its way; without one, somebody may still hold the pipes.
+        done = self._queue.ended if self._process._launch is None else self._queue.exited
+        return not done.done()
+
     async def take(self) -> list[Chunk] | None:
-        queue = self._queue
-        await queue.more()
-        if queue.due and not (queue.queue and queue.exited.done()):
-            return None if queue.ended.done() else []
-        if queue.queue:
-            return queue.take()
+        await self._queue.more(self.late)
+        if self._queue.queue:
+            return self._queue.take()
+        if not self._queue.ended.done():
+            return []
+        self._stop_timer()
         if self._writer is not None and self._writer.done() and not self._writer.cancelled():
             self._writer.result()
-        self._stop_timer()
         return None
 
     async def end(self, grace: float | None) -> None:
@@ -439,13 +477,15 @@ class AsyncioSource(Source):
         writer, self._writer = self._writer, None
         if self._queue.ended.done() and writer is None:
             return
-        self._queue.drop()
+        if self._ending is None:
+            self._queue.drop()
+            self._ending = _hidden(self._process._end(grace))
         if writer is not None:
             writer.cancel()
-        _, cancelled = await _whole(self._process._end(grace))
+        cancelled = await _until(self._ending)
         if writer is not None:
-            _, again = await _whole(_quiet(writer))
-            cancelled = cancelled or again
+            cancelled = await _until(_hidden(_quiet(writer))) or cancelled
+        self._ending.result()
         if cancelled is not None:
             raise cancelled
 

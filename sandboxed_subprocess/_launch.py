@@ -7,6 +7,7 @@ A backend makes it; `Popen` (or an event loop) starts `argv` with it, asks `sett
 from __future__ import annotations
 
 import os
+import signal
 import stat
 import time
 from collections.abc import Sequence
@@ -195,8 +196,21 @@ class Launch:
         """To the command itself, whose handler runs. Nothing happens once it has ended."""
         raise NotImplementedError
 
-    def kill(self) -> None:
-        """Ends every process of the sandbox, so that all are dead when `wait()` returns."""
+    def kill(self, pid: int) -> None:
+        """Ends every process of the sandbox, so that all are dead when `wait()` returns.
+
+        Args:
+            pid: the launched process, which nobody has waited for yet.
+        """
+        self.end_tree()
+        # Somebody may have stopped it, and a stopped one reaps nothing.
+        try:
+            os.kill(pid, getattr(signal, "SIGCONT", 18))
+        except (ProcessLookupError, PermissionError):
+            pass
+
+    def end_tree(self) -> None:
+        """The backend's part of kill()."""
         raise NotImplementedError
 
     def close_child_side(self) -> None:

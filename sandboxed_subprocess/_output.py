@@ -23,27 +23,36 @@ class Kept:
     `subprocess.Popen` appends to one of these in the place of its list, and joins it.
 
     Args:
-        limit: bytes, the line between included.
-        encoding: of a text stream. What is kept can then be decoded if the whole could be.
+        limit: bytes, the line between included; characters where there is an encoding. None: no limit.
+        encoding, errors: of a text stream. A limit cuts its text, not its bytes, so that what could be decoded still can be.
     """
 
-    def __init__(self, limit: int | None, encoding: str | None = None) -> None:
+    def __init__(self, limit: int | None, encoding: str | None = None, errors: str | None = None) -> None:
         self._limit = limit
         self._encoding = encoding
-        self._total = 0
+        self._errors = errors or "strict"
         self._chunks: list[bytes] = []
-        self._head = bytearray()
-        self._tail = bytearray()
-        if limit is not None:
-            room = limit if limit < 4 * _MARK else limit - _MARK
-            self._head_size = room // 2
-            self._tail_size = room - self._head_size
+        self._bytes = 0
+        if limit is None:
+            return
+        room = limit if limit < 4 * _MARK else limit - _MARK
+        self._head_size = room // 2
+        self._tail_size = room - self._head_size
+        self._decoder: Any = None if encoding is None else codecs.getincrementaldecoder(encoding)(self._errors)
+        self._total = 0
+        self._head: Any = bytearray() if encoding is None else ""
+        self._tail: Any = bytearray() if encoding is None else ""
 
     def append(self, data: bytes) -> None:
-        self._total += len(data)
+        self._bytes += len(data)
         if self._limit is None:
             self._chunks.append(data)
-            return
+        else:
+            self._put(data if self._decoder is None else self._decoder.decode(data))
+
+    def _put(self, data: Any) -> None:
+        assert self._limit is not None
+        self._total += len(data)
         missing = self._head_size - len(self._head)
         if missing > 0:
             self._head += data[:missing]
@@ -52,7 +61,7 @@ class Kept:
         self._tail += data
         most = self._limit - self._head_size
         if len(self._tail) > 2 * most:
-            del self._tail[:-most]
+            self._tail = self._tail[-most:]
 
     @property
     def dropped(self) -> int:
@@ -60,66 +69,44 @@ class Kept:
         if self._limit is None or self._total <= self._limit:
             return 0
         head, tail = self._ends()
-        return self._total - len(head) - len(tail)
+        return max(1, self._bytes - len(head) - len(tail))
 
     def _ends(self) -> tuple[bytes, bytes]:
-        head, tail = bytes(self._head), bytes(self._tail[len(self._tail) - self._tail_size :])
-        if self._encoding is not None:
-            head = head[: len(head) - _unfinished(head, self._encoding)]
-            unit = _unit(self._encoding)
-            tail = tail[(len(tail) - self._total) % unit :]
-            tail = tail[_astray(tail, self._encoding, unit) :]
-        return head, tail
+        head, tail = self._head, self._tail[len(self._tail) - self._tail_size :]
+        return (bytes(head), bytes(tail)) if self._encoding is None else (self._encoded(head), self._encoded(tail))
 
-    def __iter__(self) -> Iterator[bytes]:
+    def _encoded(self, text: str) -> bytes:
+        assert self._encoding is not None
+        try:
+            return text.encode(self._encoding, self._errors)
+        except UnicodeError:  # a codec that reads more than it writes
+            return text.encode(self._encoding, "replace")
+
+    def text(self) -> Any:
+        """What is kept, before it is made into bytes again: text where there is an encoding and a limit."""
         if self._limit is None:
-            yield from self._chunks
-        elif self._total <= self._limit:
-            yield bytes(self._head)
-            yield bytes(self._tail)
-        else:
-            head, tail = self._ends()
-            yield head
-            if self._limit >= 4 * _MARK and (self._encoding is None or _unit(self._encoding) == 1):
-                yield f"\n[... {self._total - len(head) - len(tail)} bytes dropped ...]\n".encode()
-            yield tail
-
-    def __bool__(self) -> bool:
-        return self._total > 0
+            return b"".join(self._chunks)
+        if self._decoder is not None:
+            self._put(self._decoder.decode(b"", final=True))
+            self._decoder.reset()
+        if self._total <= self._limit:
+            whole = self._head + self._tail
+            return whole if self._encoding is not None else bytes(whole)
+        mark = ""
+        if self._limit >= 4 * _MARK:
+            mark = f"\n[... {self.dropped} bytes dropped ...]\n"
+        tail = self._tail[len(self._tail) - self._tail_size :]
+        return self._head + mark + tail if self._encoding is not None else bytes(self._head + mark.encode() + tail)
 
     def joined(self) -> bytes:
-        return b"".join(self)
+        whole = self.text()
+        return self._encoded(whole) if isinstance(whole, str) else whole
 
+    def __iter__(self) -> Iterator[bytes]:
+        yield self.joined()
 
-def _unfinished(data: bytes, encoding: str) -> int:
-    """How many bytes at the end are the beginning of a character."""
-    try:
-        decoder = codecs.getincrementaldecoder(encoding)("ignore")
-        decoder.decode(data)
-        return len(decoder.getstate()[0])
-    except (LookupError, ValueError):
-        return 0  # an encoding without such a decoder: as good as it gets
-
-
-def _unit(encoding: str) -> int:
-    """Bytes of a code unit: each character takes a multiple of it."""
-    try:
-        return len("aa".encode(encoding)) - len("a".encode(encoding)) or 1
-    except (LookupError, ValueError):
-        return 1
-
-
-def _astray(data: bytes, encoding: str, unit: int) -> int:
-    """How many bytes at the beginning are the end of a character."""
-    for start in range(0, 4, unit):
-        try:
-            codecs.getincrementaldecoder(encoding)("strict").decode(data[start:])
-            return start
-        except LookupError:
-            break
-        except ValueError:
-            continue
-    return 0
+    def __bool__(self) -> bool:
+        return self._bytes > 0
 
 
 class Text:
@@ -127,6 +114,7 @@ class Text:
 
     Raises:
         subprocess.SubprocessError: text and universal_newlines contradict each other.
+        LookupError: an unknown encoding.
     """
 
     def __init__(self, options: dict[str, Any]) -> None:
@@ -139,16 +127,29 @@ class Text:
         self.encoding: str | None = None
         self.errors = errors or "strict"
         if text or newlines or encoding or errors:
-            self.encoding = encoding or ("utf-8" if sys.flags.utf8_mode else locale.getpreferredencoding(False))
-            codecs.lookup(self.encoding)
+            if encoding is None or encoding == "locale":
+                encoding = "utf-8" if sys.flags.utf8_mode and encoding is None else locale.getpreferredencoding(False)
+            codecs.lookup(encoding)
+            self.encoding = encoding
 
-    def encode(self, value: Any) -> Any:
-        return value.encode(self.encoding, self.errors) if self.encoding and isinstance(value, str) else value
+    def encode(self, value: Any) -> memoryview:
+        """What to write of `input=`.
 
-    def decode(self, data: bytes | None) -> Any:
-        if data is None or self.encoding is None:
+        Raises:
+            AttributeError, TypeError: bytes in text mode, or text in the other.
+        """
+        if self.encoding is not None and value is not None:
+            value = value.encode(self.encoding, self.errors)
+        return memoryview(value or b"").cast("B")
+
+    def decode(self, kept: Kept | None) -> Any:
+        if kept is None:
+            return None
+        data = kept.text()
+        if self.encoding is None:
             return data
-        return data.decode(self.encoding, self.errors).replace("\r\n", "\n").replace("\r", "\n")
+        text: str = data if isinstance(data, str) else data.decode(self.encoding, self.errors)
+        return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 # File descriptor of the command, what arrived there, and when (time.monotonic()).
@@ -165,12 +166,17 @@ class Source:
     def returncode(self) -> int | None:
         raise NotImplementedError
 
+    def late(self) -> bool:
+        """Whether the time is up, and the command has not done all that it will."""
+        raise NotImplementedError
+
     async def take(self) -> list[Chunk] | None:
         """Waits for more. None: there is no more, and the command has ended. Empty: the time is up."""
         raise NotImplementedError
 
     async def end(self, grace: float | None) -> None:
-        """The tree is dead and reaped, and everything closed, when this returns, or raises a cancellation.
+        """The tree is dead and reaped, and everything closed, when this returns, or raises a cancellation. Where it is being
+        ended already, this waits for that.
 
         Args:
             grace: seconds between SIGTERM and the end; None: no SIGTERM.
@@ -200,7 +206,8 @@ class Output(NamedTuple):
     Attributes:
         stream: "stdout" or "stderr".
         data: a line with its newline, or what arrived; bytes, in text mode str.
-        time: when it arrived, in seconds since the command was started.
+        time: when it arrived, in seconds since the command was started. On trio: when it was read, which is when somebody
+            asked for it.
     """
 
     stream: str
@@ -228,55 +235,48 @@ class Pieces:
         self._begun: list[Any] = []
         self._size = 0
 
-    def feed(self, data: bytes) -> list[Any]:
-        """What is complete with this.
+    def feed(self, data: bytes) -> Iterator[Any]:
+        """What is complete with this, piece by piece; to be exhausted before the next is fed.
 
         Raises:
             UnicodeDecodeError: as the text mode of a file.
         """
         return self._cut(data if self._decoder is None else self._decoder.decode(data))
 
-    def close(self) -> list[Any]:
+    def close(self) -> Iterator[Any]:
         """What is left at the end of the stream."""
-        found = self._cut(self._decoder.decode(b"", final=True)) if self._decoder is not None else []
+        if self._decoder is not None:
+            yield from self._cut(self._decoder.decode(b"", final=True))
         if self._begun:
-            found.append(self._taken())
-        return found
+            yield self._taken()
 
-    def _cut(self, data: Any) -> list[Any]:
+    def _cut(self, data: Any) -> Iterator[Any]:
         if not data:
-            return []
+            return
         if not self._lines:
-            return [data]
-        newline = self._newline
-        first, *rest = data.split(newline)
-        if not rest:
-            return self._begin(first)
-        last = rest.pop()
-        found = self._begin(first)
-        self._begun.append(newline)
-        found.append(self._taken())
-        for line in rest:
-            if len(line) < self._longest:
-                found.append(line + newline)
-            else:
-                found += self._begin(line)
-                self._begun.append(newline)
-                found.append(self._taken())
-        return found + self._begin(last)
+            yield data
+            return
+        *whole, last = data.split(self._newline)
+        for line in whole:
+            if not self._begun and len(line) <= self._longest:
+                yield line + self._newline
+                continue
+            yield from self._begin(line)
+            self._begun.append(self._newline)
+            yield self._taken()
+        yield from self._begin(last)
 
-    def _begin(self, data: Any) -> list[Any]:
-        """More of a line without its end. Returns the pieces that it is too long for."""
-        found = []
-        while self._size + len(data) > self._longest:
+    def _begin(self, data: Any) -> Iterator[Any]:
+        """More of a line without its end. Gives the pieces that it is too long for."""
+        at = 0
+        while self._size + len(data) - at > self._longest:
             room = self._longest - self._size
-            self._begun.append(data[:room])
-            found.append(self._taken())
-            data = data[room:]
-        if data:
-            self._begun.append(data)
-            self._size += len(data)
-        return found
+            self._begun.append(data[at : at + room])
+            at += room
+            yield self._taken()
+        if at < len(data):
+            self._begun.append(data[at:])
+            self._size += len(data) - at
 
     def _taken(self) -> Any:
         line = self._newline[:0].join(self._begun)

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 _SIGKILL = getattr(signal, "SIGKILL", 9)
 _ENDS_ITSELF = 5.0  # seconds
 _LONG = 1e6  # seconds; poll(2) takes no more than twice as many
-_SIGCONT = getattr(signal, "SIGCONT", 18)
 
 
 class _Signature:
@@ -54,7 +53,7 @@ class _Limited(dict[Any, Any]):
         self._limit = limit
 
     def __setitem__(self, stream: Any, _: Any) -> None:
-        super().__setitem__(stream, Kept(self._limit, getattr(stream, "encoding", None)))
+        super().__setitem__(stream, Kept(self._limit, getattr(stream, "encoding", None), getattr(stream, "errors", None)))
 
 
 class Popen(subprocess.Popen[AnyStr], Generic[AnyStr]):
@@ -240,7 +239,7 @@ class Popen(subprocess.Popen[AnyStr], Generic[AnyStr]):
                 raise
             finally:
                 kept = self.__dict__.get("_kept")
-                if kept is not None and self._most is not None:
+                if kept and self._most is not None:
                     told(self.sandbox, {1 if stream is self.stdout else 2: part for stream, part in kept.items()})
 
         # Where the stdlib collects what it reads, a list for each stream.
@@ -266,12 +265,7 @@ class Popen(subprocess.Popen[AnyStr], Generic[AnyStr]):
         if self._launch is not None:
             self.poll()
             if self.returncode is None:
-                self._launch.kill()
-                try:
-                    # Somebody may have stopped the monitor, and a stopped one reaps nothing.
-                    os.kill(self.pid, _SIGCONT)
-                except (ProcessLookupError, PermissionError):
-                    pass
+                self._launch.kill(self.pid)
         elif self._unconfined:
             self.poll()
             if self.returncode is None:

@@ -92,6 +92,24 @@ def plain_policy() -> Policy:
     return _preset("danger-full-access", None)
 
 
+def plain_command(args: Any, options: dict[str, Any]) -> tuple[list[Any], dict[str, Any], Any]:
+    """(argument vector, options, program) of a command without a sandbox, for loops that can start nothing but a vector.
+
+    Raises:
+        What `subprocess.Popen` raises for the same arguments.
+    """
+    argv, executable = _argv(args, options)
+    for part in (*argv, executable):
+        _encode(part)
+    env = options.get("env")
+    if env is not None:
+        for name, value in env.items():
+            if b"=" in os.fsencode(name):
+                raise ValueError("illegal environment variable name")
+            _encode(name), _encode(value)
+    return argv, {name: value for name, value in options.items() if name != "shell"}, executable
+
+
 @functools.lru_cache(256)
 def _preset(name: str, root: str | None) -> Policy:
     return Policy.from_preset(name, *((root,) if root is not None else ()))

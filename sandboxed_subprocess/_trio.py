@@ -18,7 +18,7 @@ from ._launch import ExecFailed, Launch
 from ._outcome import kill_unconfined, refusal, spawning
 from ._output import Chunk, Source
 from ._policy import Policy
-from ._prepare import plain_spawn, prepare
+from ._prepare import plain_command, plain_spawn, prepare
 from ._report import Enforcement, Report
 
 _CHUNK = 1 << 16  # more at once is slower: the C library maps so large a buffer anew each time
@@ -32,6 +32,7 @@ class TrioSource(Source):
         self._process = process
         self._launch = launch
         self._until = end
+        self._ending: trio.Event | None = None
         self._input = data
         streams: list[tuple[int, Any]] = [(1, process.stdout), (2, process.stderr)]
         self._open = {number: stream for number, stream in streams if stream is not None}
@@ -60,19 +61,25 @@ class TrioSource(Source):
     def returncode(self) -> int | None:
         return self._process.returncode
 
+    def late(self) -> bool:
+        if trio.current_time() < self._until:
+            return False
+        # Where all of a sandbox is dead, what it wrote is on its way; without one, somebody may still hold the pipes.
+        return self.returncode is None or (self._launch is None and bool(self._open))
+
     async def take(self) -> list[Chunk] | None:
         await trio.lowlevel.checkpoint()
-        while True:
+        while self._ending is None:
             self._write()
             found = self._read()
-            due = trio.current_time() >= self._until
-            if found and not (due and self.returncode is None):
+            if found:
                 return found
             if not self._open and self.returncode is not None:
                 return None
-            if due:
+            if self.late():
                 return []
             await self._something()
+        return None  # ended meanwhile, by another task
 
     def _write(self) -> None:
         while self._stdin is not None:
@@ -102,21 +109,29 @@ class TrioSource(Source):
         return found
 
     async def _something(self) -> None:
-        with trio.move_on_at(self._until):
-            async with trio.open_nursery() as nursery:
-                waits: list[Callable[[], Any]] = [
-                    functools.partial(trio.lowlevel.wait_readable, stream.fileno()) for stream in self._open.values()
-                ]
-                if not waits:
-                    waits.append(self._process.wait)
-                if self._stdin is not None:
-                    waits.append(functools.partial(trio.lowlevel.wait_writable, self._stdin.fileno()))
-                for wait in waits:
-                    nursery.start_soon(_first, wait, nursery.cancel_scope)
+        waits: list[Callable[[], Any]] = [
+            functools.partial(trio.lowlevel.wait_readable, stream.fileno()) for stream in self._open.values()
+        ]
+        if not waits:
+            waits.append(self._process.wait)
+        if self._stdin is not None:
+            waits.append(functools.partial(trio.lowlevel.wait_writable, self._stdin.fileno()))
+        with trio.move_on_at(self._until if self.returncode is None or self._launch is None else math.inf):
+            try:
+                await _any(*waits)
+            except trio.ClosedResourceError:
+                pass  # by end(), in another task
 
     async def end(self, grace: float | None) -> None:
         with trio.CancelScope(shield=True):
-            await _end(self._process, self._launch, grace)
+            if self._ending is not None:
+                await self._ending.wait()
+                return
+            self._ending = trio.Event()
+            try:
+                await _end(self._process, self._launch, grace)
+            finally:
+                self._ending.set()
 
     def cancelled(self, error: BaseException) -> bool:
         # Asked of the scopes, since a nursery may have put Cancelled into a group.
@@ -151,8 +166,9 @@ async def _plain(args: Any, options: dict[str, Any]) -> trio.Process:
     # Now, not in kill(): by then, a command may have put a psutil.py into the current directory.
     import psutil  # noqa: F401
 
-    with plain_spawn(list(args) if isinstance(args, (list, tuple)) else args):
-        return await trio.lowlevel.open_process(args, **options)
+    argv, options, _ = plain_command(args, options)
+    with plain_spawn(argv):
+        return await trio.lowlevel.open_process(argv, **options)
 
 
 async def _start(launch: Launch, options: dict[str, Any], program: Any) -> trio.Process:
@@ -160,10 +176,8 @@ async def _start(launch: Launch, options: dict[str, Any], program: Any) -> trio.
     with spawning(launch, program), plain_spawn(argv):
         process = await trio.lowlevel.open_process(argv, **options)
     try:
-        async with trio.open_nursery() as nursery:
-            # Whichever comes first: a word from the launcher, or its end.
-            nursery.start_soon(_first, process.wait, nursery.cancel_scope)
-            nursery.start_soon(_first, lambda: trio.lowlevel.wait_readable(launch.word()), nursery.cancel_scope)
+        # Whichever comes first: a word from the launcher, or its end.
+        await _any(process.wait, functools.partial(trio.lowlevel.wait_readable, launch.word()))
         launch.settle(process.pid)
     except (ExecFailed, SandboxSetupError) as error:
         await _end(process, launch, 1.0)
@@ -172,6 +186,21 @@ async def _start(launch: Launch, options: dict[str, Any], program: Any) -> trio.
         await _end(process, launch, None)
         raise
     return process
+
+
+async def _any(*waits: Callable[[], Any]) -> None:
+    """Until the first of them is done. What is raised is what one of them raised, and no group: nobody asked for our nursery,
+    and `except KeyboardInterrupt` has to find one."""
+    try:
+        async with trio.open_nursery() as nursery:
+            for wait in waits:
+                nursery.start_soon(_first, wait, nursery.cancel_scope)
+    except BaseException as error:
+        inner: BaseException = error
+        while isinstance(getattr(inner, "exceptions", None), tuple):
+            # Cancelled where there is nothing else.
+            inner = min(inner.exceptions, key=lambda e: isinstance(e, trio.Cancelled))  # type: ignore[attr-defined]
+        raise inner from None
 
 
 async def _first(wait: Callable[[], Any], scope: trio.CancelScope) -> None:
@@ -203,7 +232,4 @@ def _kill(process: trio.Process, launch: Launch | None) -> None:
     if launch is None:
         kill_unconfined(process.pid, process.kill)
         return
-    launch.kill()
-    # Somebody may have stopped the monitor, and a stopped one reaps nothing.
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(process.pid, getattr(signal, "SIGCONT", 18))
+    launch.kill(process.pid)

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ._asyncio import AsyncioSource, Process, create_subprocess_exec, create_subprocess_shell
@@ -54,13 +55,16 @@ class _Call:
             if kwargs.get("stdin") is not None:
                 raise ValueError("stdin and input arguments may not both be used.")
             kwargs["stdin"] = subprocess.PIPE
-        if not isinstance(kwargs.pop("bufsize", -1), int):
+        bufsize = kwargs.pop("bufsize", -1)
+        if bufsize is not None and not isinstance(bufsize, int):
             raise TypeError("bufsize must be an integer")
         self.text = Text(kwargs)
-        self.input = memoryview(b"" if input is None else self.text.encode(input)).cast("B")
+        self.input = self.text.encode(input)
         self.timeout = timeout
         self.check = check
         self.policy = resolve_policy(policy)
+        # The time was up before the command had done all that it would.
+        self.late = False
         for stream in ("stdin", "stdout", "stderr"):
             kwargs.setdefault(stream, None)
         self.options = kwargs
@@ -68,15 +72,18 @@ class _Call:
     async def open(self) -> Source:
         kind: Any = AsyncioSource
         trio = sys.modules.get("trio")
-        if trio is not None and trio.lowlevel.in_trio_run():
+        # Not in_trio_run(): a guest of trio's may share the thread with asyncio's tasks.
+        if trio is not None and trio.lowlevel.in_trio_task():
             from ._trio import TrioSource as kind
         source: Source = await kind.open(self.args, self.options, self.policy, self.input, self.timeout)
         return source
 
     async def take(self, source: Source) -> list[Chunk] | None:
-        """`source.take()`; but the run is over before an error or a cancellation of it is seen."""
+        """`source.take()`; but the run is over before an error, a cancellation or the end of its time is seen. None or nothing
+        is the end, and `late` says of which kind."""
         try:
             chunks = await source.take()
+            self.late = chunks == [] or (chunks is not None and source.late())
             if chunks is None:
                 await source.end(None)
         except GeneratorExit:  # the coroutine is thrown away, and cannot wait any more
@@ -86,27 +93,28 @@ class _Call:
             source.report.ended = source.report.ended or "cancelled"
             await source.end(self.policy.terminate_grace if source.cancelled(error) else None)
             raise
-        if chunks == []:
-            source.report.ended = "timeout"
+        if self.late:
+            if source.returncode is None:
+                source.report.ended = "timeout"
             await source.end(self.policy.terminate_grace)
         return chunks
 
-    def expired(self, report: Report, stdout: bytes | None = None, stderr: bytes | None = None) -> subprocess.TimeoutExpired:
-        return expired(self.args, self.timeout or 0, stdout or None, stderr or None, report)
+    def expired(self, report: Report, kept: Mapping[int, Kept]) -> subprocess.TimeoutExpired:
+        stdout, stderr = (kept[fd].joined() or None if fd in kept else None for fd in (1, 2))
+        return expired(self.args, self.timeout or 0, stdout, stderr, report)
 
-    def completed(self, source: Source, stdout: bytes | None = None, stderr: bytes | None = None) -> CompletedProcess[Any]:
+    def completed(self, source: Source, kept: Mapping[int, Kept]) -> CompletedProcess[Any]:
         """The result.
 
         Raises:
             CalledProcessError: `check` is true, and the command failed.
         """
         assert source.returncode is not None
-        result: CompletedProcess[Any] = CompletedProcess(
-            self.args, source.returncode, self.text.decode(stdout), self.text.decode(stderr)
-        )
+        stdout, stderr = (self.text.decode(kept.get(fd)) for fd in (1, 2))
+        result: CompletedProcess[Any] = CompletedProcess(self.args, source.returncode, stdout, stderr)
         result.sandbox = source.report
         if self.check and source.returncode:
-            raise failed(result, source.returncode, result.stdout, result.stderr)
+            raise failed(result, source.returncode, stdout, stderr)
         return result
 
 
@@ -132,20 +140,25 @@ async def run(
             raise ValueError("stdout and stderr arguments may not be used with capture_output.")
         kwargs["stdout"] = kwargs["stderr"] = subprocess.PIPE
     call = _Call("run", popenargs, kwargs, input=input, timeout=timeout, check=check, policy=policy)
-    source = await call.open()
     limit = call.policy.limits.output_bytes
     wanted = {1: call.options["stdout"], 2: call.options["stderr"]}
-    kept = {fd: Kept(limit, call.text.encoding) for fd, where in wanted.items() if where == subprocess.PIPE}
+    kept = {fd: Kept(limit, call.text.encoding, call.text.errors) for fd, where in wanted.items() if where == subprocess.PIPE}
+    source = await call.open()
     try:
         while chunks := await call.take(source):
-            for fd, data, _ in chunks:
-                kept[fd].append(data)
+            try:
+                for fd, data, _ in chunks:
+                    kept[fd].append(data)
+            except UnicodeError:  # under a limit it is decoded as it comes
+                await source.end(None)
+                raise
+            if call.late:
+                break
     finally:
         told(source.report, kept)
-    stdout, stderr = (kept[fd].joined() if fd in kept else None for fd in (1, 2))
-    if chunks is not None:
-        raise call.expired(source.report, stdout, stderr)
-    return call.completed(source, stdout, stderr)
+    if call.late:
+        raise call.expired(source.report, kept)
+    return call.completed(source, kept)
 
 
 def stream(
@@ -161,18 +174,23 @@ def stream(
     """Starts a command, and gives its output as it comes: `async with stream(...) as events: async for event in events`.
 
     Takes what `run` takes; stdout and stderr are pipes unless said otherwise. On asyncio and trio. The command starts with
-    the block, or when the first event is asked for. It waits when its output is not taken: about 1 MB is read ahead.
+    the block, or when the first event is asked for. It waits when its output is not taken: on asyncio about 1 MB is read ahead;
+    on trio, where there is no task of ours, everything (the input, too) happens while somebody waits for an event.
 
     Args:
         lines: an event is a whole line; otherwise, what arrived, as it arrived (a prompt without a newline, too).
         longest: a line that is longer comes in events of this many bytes (in text mode: characters), of which only the last
             ends with a newline. What is kept in memory of a line is bounded by it.
-        timeout: seconds from the start; `TimeoutExpired` comes in the place of the next event.
-        check: a command that failed raises `CalledProcessError` in the place of the last event.
+        timeout: seconds from the start; after what had arrived by then comes `TimeoutExpired`.
+        check: after the last event of a command that failed comes `CalledProcessError`.
+
+    `limits.output_bytes` has no part in this: nothing is kept.
 
     Raises:
         When it starts, and when an event is asked for, what `run` raises.
     """
+    if isinstance(longest, bool) or not isinstance(longest, int):
+        raise TypeError("longest must be an integer")
     if longest < 1:
         raise ValueError("longest must be 1 or more")
     for name in ("stdout", "stderr"):
@@ -190,11 +208,15 @@ class Stream:
 
     def __init__(self, call: _Call, lines: bool, longest: int) -> None:
         self._call = call
-        self._pieces = {fd: Pieces(call.text, lines, longest) for fd in (1, 2)}
-        self._events: collections.deque[Output] = collections.deque()
+        self._cutters = {fd: Pieces(call.text, lines, longest) for fd in (1, 2)}
+        # What has arrived and was not given yet, and the part of it that is being cut: a piece at a time, since a chunk of
+        # empty lines would make tens of thousands of events.
+        self._chunks: collections.deque[Chunk] = collections.deque()
+        self._cutting: Iterator[Output] = iter(())
         self._source: Source | None = None
         self._result: CompletedProcess[Any] | None = None
-        self._error: BaseException | None = None
+        # What is raised in the place of the event after the last.
+        self._error: Exception | None = None
         self._over = False
         self._busy = False
         self._begin = 0.0
@@ -217,13 +239,13 @@ class Stream:
 
     @property
     def result(self) -> CompletedProcess[Any]:
-        """As `run` returns it, without the output. There once the events are over.
+        """As `run` returns it, without the output. There once the last event has been taken.
 
         Raises:
             RuntimeError: they are not, or the stream was closed before.
         """
         if self._result is None:
-            raise RuntimeError("the command was ended before it was done" if self._over else "there are still events to take")
+            raise RuntimeError("the command was ended before it was done" if self._over else "the command has not ended")
         return self._result
 
     def send_signal(self, sig: int) -> None:
@@ -240,7 +262,9 @@ class Stream:
             self._source.kill()
 
     async def __aenter__(self) -> Stream:
-        await self._start()
+        with self._alone():
+            if not self._over:
+                await self._start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -250,38 +274,54 @@ class Stream:
         return self
 
     async def __anext__(self) -> Output:
-        if self._events and not self._busy:
-            return self._events.popleft()
+        with self._alone():
+            while True:
+                for event in self._cutting:
+                    return event
+                if self._chunks:
+                    fd, data, when = self._chunks.popleft()
+                    self._cutting = await self._cut(fd, data, when)
+                elif self._over:
+                    error, self._error = self._error, None
+                    raise error or StopAsyncIteration
+                else:
+                    await self._more(await self._start())
+
+    async def aclose(self) -> None:
+        """Ends the command, if it still runs: SIGTERM, and after the policy's `terminate_grace` the whole tree is killed.
+
+        A command that another task is just starting is ended by that task.
+        """
+        self._over = True
+        self._error = None
+        self._chunks.clear()
+        self._cutting = iter(())
+        if self._source is not None:
+            if self._source.returncode is None:
+                self._source.report.ended = self._source.report.ended or "cancelled"
+            await self._source.end(self._call.policy.terminate_grace)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
         if self._busy:
             raise RuntimeError("another task is waiting for the next event of this stream")
         self._busy = True
         try:
-            await self._start()
-            while not self._events:
-                if self._over or self._source is None:
-                    raise StopAsyncIteration
-                await self._more(self._source)
-            return self._events.popleft()
+            yield
         finally:
             self._busy = False
 
-    async def aclose(self) -> None:
-        """Ends the command, if it still runs: SIGTERM, and after the policy's `terminate_grace` the whole tree is killed."""
-        source, over, self._over = self._source, self._over, True
-        self._events.clear()
-        if source is not None and not over:
-            if source.returncode is None:
-                source.report.ended = source.report.ended or "cancelled"
-            await source.end(self._call.policy.terminate_grace)
-
-    async def _start(self) -> None:
-        if self._source is None and not self._over:
+    async def _start(self) -> Source:
+        if self._source is None:
             try:
                 self._begin = time.monotonic()
                 self._source = await self._call.open()
             except BaseException:
                 self._over = True
                 raise
+            if self._over:  # closed meanwhile
+                await self._source.end(None)
+        return self._source
 
     async def _more(self, source: Source) -> None:
         try:
@@ -289,25 +329,33 @@ class Stream:
         except BaseException:
             self._over = True
             raise
-        if chunks == []:
+        if self._over:  # closed meanwhile
+            return
+        self._chunks.extend(chunks or ())
+        if self._call.late:
             self._over = True
-            raise self._call.expired(source.report)
+            self._error = self._call.expired(source.report, {})
+        elif chunks is None:
+            self._over = True
+            now = time.monotonic()
+            self._chunks.extend((fd, b"", now) for fd in (1, 2))
+            try:
+                self._result = self._call.completed(source, {})
+            except subprocess.CalledProcessError as error:
+                self._error = error
+
+    async def _cut(self, fd: int, data: bytes, when: float) -> Iterator[Output]:
+        """The events of a chunk; of an empty one, which is the last of its stream, what is left."""
         try:
-            for fd, data, when in chunks or ():
-                self._add(fd, self._pieces[fd].feed(data), when)
-            if chunks is None:
-                self._over = True
-                for fd in (1, 2):
-                    self._add(fd, self._pieces[fd].close(), time.monotonic())
+            pieces = self._cutters[fd].feed(data) if data else self._cutters[fd].close()
+            if not data:
+                pieces = iter(list(pieces))
         except BaseException:  # it cannot be decoded
             await self.aclose()
             raise
-        if chunks is None:
-            self._result = self._call.completed(source)
-
-    def _add(self, fd: int, pieces: list[Any], when: float) -> None:
-        name = "stdout" if fd == 1 else "stderr"
-        self._events += [Output(name, piece, when - self._begin) for piece in pieces]
+        name, at = "stdout" if fd == 1 else "stderr", when - self._begin
+        # Without a reference to this object: a stream that is thrown away is ended at once, not when cycles are collected.
+        return (Output(name, piece, at) for piece in pieces)
 
     def __del__(self) -> None:
         if self._source is not None and not self._over:

@@ -132,7 +132,7 @@ class ChannelLaunch(Launch):
             except ProcessLookupError:
                 pass
 
-    def kill(self) -> None:
+    def end_tree(self) -> None:
         """Process 1 is told to end everything, and has a moment for it; it keeps the status of a command that was just ending.
         Should it not answer, it is killed: then the kernel ends every process in its namespace before it can be reaped."""
         if self._init_fd < 0 or os.getpid() != self.owner:

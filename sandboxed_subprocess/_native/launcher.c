@@ -1899,9 +1899,9 @@ static void __attribute__((noreturn)) monitor_loop(pid_t init)
 		}
 		request[0] = signal_number;
 		/* From the terminal (SI_KERNEL) it was meant for a whole foreground group; from kill(2) for one process. But
-		 * where we were made the leader of a group, that was asked for so that killpg() ends a family, and the two
-		 * cannot be told apart. */
-		request[1] = info.si_code == SI_KERNEL || plan->flags & (F_SETSID | F_SETPGID);
+		 * where we were made the leader of a group (by a keyword, or in preexec_fn), that was asked for so that killpg()
+		 * ends a family, and the two cannot be told apart. */
+		request[1] = info.si_code == SI_KERNEL || getpgrp() == getpid();
 		if (signal_number == SIGTSTP || signal_number == SIGTTIN || signal_number == SIGTTOU) {
 			/* Init's group is orphaned, where the kernel discards terminal stops (POSIX 2.4.3). */
 			request[0] = SIGSTOP;

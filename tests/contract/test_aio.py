@@ -4,6 +4,7 @@ cancelled, the tree is dead and everything closed before the cancellation is see
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -14,7 +15,7 @@ import time
 import uuid
 
 import pytest
-from conftest import needs_package, processes_with
+from conftest import LOOPS, needs_package, processes_with
 
 import sandboxed_subprocess as sp
 from sandboxed_subprocess import aio
@@ -341,3 +342,181 @@ def test_keywords_of_popen(arun, ws):
         os.close(writer)
     assert arun(["sh", "-c", "pwd"], start_new_session=True).stdout == f"{ws}\n".encode()
     assert arun(["env"], env={"A": "b", "PATH": "/bin:/usr/bin"}).stdout.splitlines()[0] == b"A=b"
+
+
+# -- what was wrong once ----------------------------------------------------------------------------------------------------
+
+
+def test_a_loop_that_is_over_is_not_kept_alive(ws, policy, used_loops):
+    """Each loop that had run something stayed for ever, half a megabyte for two hundred: pytest-asyncio makes one per test."""
+    import gc
+    import weakref
+
+    for name in ("asyncio", "uvloop"):
+        needs_package(name)
+        seen = []
+
+        async def main(seen=seen):
+            seen.append(weakref.ref(asyncio.get_running_loop()))
+            await aio.run(["true"], policy=policy, cwd=ws)
+            async for _ in aio.stream(["echo", "x"], policy=policy, cwd=ws):
+                pass
+
+        for _ in range(3):
+            LOOPS[name](main)
+        gc.collect()
+        assert [ref() for ref in seen] == [None] * 3
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_coroutine_that_is_thrown_away_in_the_spawn(ws, policy, token, aloop):
+    """coroutine.close() cannot wait, but what was being started must not stay."""
+
+    async def main():
+        for steps in range(6):
+            coroutine = aio.run(["sleep", token], policy=policy, cwd=ws)
+            with contextlib.suppress(StopIteration):
+                coroutine.send(None)
+            for _ in range(steps):
+                await asyncio.sleep(0.001)
+            coroutine.close()
+            # It is ended as soon as it is there, and nothing tells when that was.
+            await asyncio.sleep(0.3)
+            assert processes_with(token) == []
+
+    aloop(main)
+
+
+def test_a_bad_timeout_starts_nothing(arun, token):
+    """It was found out after the spawn."""
+    with pytest.raises(TypeError):
+        arun(["sleep", token], timeout="1")
+    assert processes_with(token) == []
+
+
+def test_partial_output_also_of_a_loop_that_was_busy(ws, policy, token, loop):
+    """What was in the pipe when the time was up belongs to the error."""
+
+    async def main():
+        with pytest.raises(sp.TimeoutExpired) as expired:
+            # Nothing is read between the start and the end of the time.
+            run = aio.run(["sh", "-c", f"echo partial; exec sleep {token}"], capture_output=True, timeout=0.6, policy=policy, cwd=ws)
+            if loop is LOOPS["trio"]:
+                import trio
+
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(busy, trio.sleep)
+                    await run
+            else:
+                task = asyncio.ensure_future(busy(asyncio.sleep))
+                try:
+                    await run
+                finally:
+                    await task
+        return expired.value if isinstance(expired.value, sp.TimeoutExpired) else expired.value.exceptions[0]
+
+    async def busy(sleep):
+        await sleep(0.1)
+        time.sleep(0.8)
+
+    try:
+        error = loop(main)
+    except BaseException as group:  # trio's nursery above is the test's own
+        error = group.exceptions[0]
+    assert error.stdout == b"partial\n"
+
+
+def test_interrupts_and_cancellations_of_trio_come_alone(ws, policy, token):
+    """A nursery of ours put them into groups, which `except KeyboardInterrupt` does not see."""
+    needs_package("trio")
+    import trio
+
+    async def cancelled():
+        with trio.move_on_after(0.1):
+            try:
+                await aio.run(["sleep", token], policy=policy, cwd=ws)
+            except trio.Cancelled:
+                return True
+        return False
+
+    assert trio.run(cancelled)
+
+    async def interrupted():
+        threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        await aio.run(["sleep", token], policy=policy, cwd=ws)
+
+    with pytest.raises(KeyboardInterrupt):
+        trio.run(interrupted)
+    assert processes_with(token) == []
+
+
+def test_asyncio_beside_a_guest_of_trio(ws, policy):
+    """Both in one thread: which of them asks is told by the task, not by the thread."""
+    needs_package("trio")
+    import trio
+
+    async def main():
+        done = asyncio.get_running_loop().create_future()
+        found = []
+
+        async def guest():
+            found.append((await aio.run(["echo", "trio"], capture_output=True, policy=policy, cwd=ws)).stdout)
+
+        trio.lowlevel.start_guest_run(
+            guest,
+            run_sync_soon_threadsafe=asyncio.get_running_loop().call_soon_threadsafe,
+            done_callback=lambda outcome: done.set_result(outcome),
+        )
+        found.append((await aio.run(["echo", "asyncio"], capture_output=True, policy=policy, cwd=ws)).stdout)
+        (await done).unwrap()
+        return sorted(found)
+
+    assert asyncio.run(main()) == [b"asyncio\n", b"trio\n"]
+
+
+def test_a_scope_of_anyio_does_not_spin(ws, policy, token):
+    """It cancels again at every tick of the loop: a grace of a second cost a second of CPU."""
+    needs_package("anyio")
+    import anyio
+
+    async def main():
+        with anyio.move_on_after(0.1) as scope:
+            await aio.run(["sh", "-c", f"trap '' TERM; sleep {token} & while :; do sleep 0.05; done"], policy=policy.replace(terminate_grace=1), cwd=ws)
+        assert scope.cancelled_caught
+
+    begin = time.process_time()
+    anyio.run(main)
+    assert time.process_time() - begin < 0.5
+    assert processes_with(token) == []
+
+
+@pytest.mark.parametrize("preset", ["workspace-write", "danger-full-access"])
+def test_odd_arguments_are_taken_as_subprocess_takes_them(ws, policy, loop, preset):
+    """Without a sandbox, too, where the loops have their own ideas of strings, shells and NULs."""
+    chosen = policy if preset == "workspace-write" else preset
+
+    def call(*args, **kwargs):
+        return loop(lambda: aio.run(*args, **{"capture_output": True, "cwd": ws, "policy": chosen, **kwargs}))
+
+    for args in ("true", b"true", ["true"], ("true",), [b"true"]):
+        assert call(args).returncode == 0
+    assert call(["echo $0 $1", "a", "b"], shell=True).stdout == b"a b\n"
+    assert call("echo $0", shell=True).stdout == b"/bin/sh\n"
+    for bad, error in (([], IndexError), (None, TypeError), (["echo", "a\0b"], ValueError), ([1], TypeError)):
+        with pytest.raises(error):
+            call(bad)
+        with pytest.raises(error):
+            subprocess.run(bad, check=False)
+    with pytest.raises(ValueError):
+        call(["true"], env={"A": "x\0y"})
+    for name in ("no-such-program", "/no/such/program"):
+        with pytest.raises(FileNotFoundError) as missing:
+            call([name])
+        assert missing.value.filename == name
+    assert call(["cat"], input="").stdout == b"" and call(["cat"], input=b"x", bufsize=None).stdout == b"x"
+    assert call(["printf", r"\351"], encoding="latin-1").stdout == "é"
+    assert call(["echo", "x"], encoding="locale").stdout == "x\n"
+    with pytest.raises(AttributeError):
+        call(["cat"], input=b"x", text=True)
+    with pytest.raises(TypeError):
+        call(["cat"], input="x")

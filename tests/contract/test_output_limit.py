@@ -135,3 +135,37 @@ def test_however_it_arrives(chunks, limit):
     assert len(shown) <= limit
     head, tail = (shown[: limit // 2], shown[limit // 2 :]) if limit < 256 else (parts(shown)[0], parts(shown)[2])
     assert whole.startswith(head) and whole.endswith(tail) and len(head) + kept.dropped + len(tail) == len(whole)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig", "utf-7", "gb18030", "big5", "iso2022_jp", "hz", "cp037"])
+def test_no_encoding_is_too_odd(run, policy, encoding):
+    """Cut as bytes, these could not be decoded, or gave other characters: the limit alone made a run fail."""
+    text = {"utf-16": "\U0001f600", "cp037": "a", "utf-8-sig": "日", "utf-7": "日", "gb18030": "\U0001f600"}.get(encoding, "日")
+    for size in (300, 301, 302, 303, 10):
+        code = f"import sys; sys.stdout.buffer.write(('{text}' * 1000).encode('{encoding}'))"
+        result = run([PY, "-c", code], policy=policy.replace(output_bytes=size), text=None, encoding=encoding)
+        assert set(re.sub(r"\n\[\.\.\. \d+ bytes dropped \.\.\.\]\n", "", result.stdout)) == {text}
+        assert size - 64 < len(result.stdout) <= size and dict(result.sandbox.output_dropped)["stdout"] > 0
+
+
+def test_what_cannot_be_decoded_is_an_error_all_the_same(run, policy):
+    """As without a limit; and errors= is for that."""
+    script = "printf '\\377'; seq 1000"
+    with pytest.raises(UnicodeDecodeError):
+        run(script, shell=True, policy=policy.replace(output_bytes=100), text=None, encoding="utf-8")
+    result = run(script, shell=True, policy=policy.replace(output_bytes=100), text=None, encoding="utf-8", errors="replace")
+    assert result.stdout.startswith("�1\n2\n") and result.stdout.endswith("\n1000\n") and len(result.stdout) == 100
+    result = run("printf '\\377'; seq 1000", shell=True, policy=policy.replace(output_bytes=100), text=None, errors="surrogateescape")
+    assert result.stdout.startswith("\udcff1\n")
+
+
+def test_a_second_communicate_leaves_the_report_alone(ws, policy, aloop):
+    """It found nothing, and said that nothing had been dropped."""
+
+    async def main():
+        process = await sp.create_subprocess_exec("seq", "10000", stdout=sp.PIPE, policy=policy.replace(output_bytes=1000), cwd=ws)
+        await process.communicate()
+        dropped = process.sandbox.output_dropped
+        assert await process.communicate() == (b"", None) and process.sandbox.output_dropped == dropped != ()
+
+    aloop(main)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import resource
 import sys
@@ -269,7 +268,6 @@ def test_without_a_block(ws, policy, token, loop):
         async for event in aio.stream(["sh", "-c", f"echo up; exec sleep {token}"], policy=policy, cwd=ws):
             assert event.data == b"up\n"
             break
-        gc.collect()
         wait_until(lambda: not processes_with(token))
         never = aio.stream(["sleep", token], policy=policy, cwd=ws)
         with pytest.raises(RuntimeError):
@@ -424,3 +422,141 @@ def test_scopes_of_anyio(ws, policy, token, backend):
         assert processes_with(token) == []
 
     anyio.run(main, backend=backend)
+
+
+# -- what was wrong once ----------------------------------------------------------------------------------------------------
+
+
+async def nap(loop, seconds):
+    if loop is on_trio:
+        import trio
+
+        await trio.sleep(seconds)
+    else:
+        await asyncio.sleep(seconds)
+
+
+def test_the_last_line_comes_before_the_error(ws, policy, loop):
+    """check=True raised in its place, and it is the line that says why."""
+
+    async def main():
+        seen = []
+        with pytest.raises(sp.CalledProcessError):
+            async for event in aio.stream(["sh", "-c", "echo one; printf fatal; exit 1"], check=True, text=True, policy=policy, cwd=ws):
+                seen.append(event.data)
+        return seen
+
+    assert loop(main) == ["one\n", "fatal"]
+
+
+def test_what_arrived_in_time_comes_before_the_timeout(ws, policy, token, loop):
+    """It was thrown away."""
+
+    async def main():
+        seen = []
+        with pytest.raises(sp.TimeoutExpired):
+            async for event in aio.stream(["sh", "-c", f"seq 3; exec sleep {token}"], timeout=0.5, text=True, policy=policy, cwd=ws):
+                seen.append(event.data)
+                await nap(loop, 0.3)
+        return seen
+
+    assert loop(main) == ["1\n", "2\n", "3\n"]
+
+
+def test_a_command_that_ended_in_time_was_in_time(ws, policy, aloop):
+    """However late its output is taken: reading was paused, the time passed, and that was taken for its end."""
+
+    async def main():
+        total = 0
+        async with aio.stream(["head", "-c", "1090000", "/dev/zero"], timeout=0.5, lines=False, policy=policy, cwd=ws) as stream:
+            async for event in stream:
+                if not total:
+                    await asyncio.sleep(0.8)
+                total += len(event.data)
+        return total, stream.result.returncode, stream.sandbox.ended
+
+    assert aloop(main) == (1090000, 0, "exit")
+
+
+def test_closed_while_it_is_being_started(ws, policy, token, aloop):
+    """The one that started it ends it; it ran on, and nothing could end it any more."""
+
+    async def main():
+        for steps in range(8):
+            stream = aio.stream(["sleep", token], policy=policy.replace(terminate_grace=0), cwd=ws)
+            reader = asyncio.ensure_future(anext_or_none(stream))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            await stream.aclose()
+            assert await reader is None
+            assert processes_with(token) == []
+        stream = aio.stream(["sleep", token], policy=policy.replace(terminate_grace=0), cwd=ws)
+        first = asyncio.ensure_future(stream.__aenter__())
+        await asyncio.sleep(0)
+        with pytest.raises(RuntimeError, match="another task"):
+            await stream.__aenter__()
+        await first
+        await stream.aclose()
+        assert processes_with(token) == []
+
+    aloop(main)
+
+
+async def anext_or_none(stream):
+    try:
+        return await stream.__anext__()
+    except StopAsyncIteration:
+        return None
+
+
+def test_whoever_closes_second_waits_too(ws, policy, token, loop):
+    """It returned at once, with the tree alive, and who left the block could have deleted the workspace."""
+
+    async def main():
+        script = f"trap '' TERM; echo up; sleep {token} & while :; do sleep 0.01; done"
+        stream = aio.stream(["sh", "-c", script], policy=policy.replace(terminate_grace=0.4), cwd=ws)
+
+        async def close():
+            await stream.aclose()
+            assert processes_with(token) == []
+
+        async with stream:
+            await stream.__anext__()
+            if loop is on_trio:
+                import trio
+
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(close)
+                    nursery.start_soon(close)
+            else:
+                await asyncio.gather(close(), close())
+
+    loop(main)
+
+
+def test_a_flood_of_empty_lines_is_cut_piece_by_piece(ws, policy, loop):
+    """A million events at once took a second and a hundred megabytes."""
+
+    async def main():
+        async with aio.stream("yes '' | head -c 4000000", shell=True, policy=policy, cwd=ws) as stream:
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            count = 0
+            longest = 0.0
+            begin = time.monotonic()
+            async for event in stream:
+                now = time.monotonic()
+                longest = max(longest, now - begin)
+                begin = now
+                count += event.data == b"\n"
+        assert count == 4_000_000 and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 << 10
+        async with aio.stream("yes '' | head -c 1000", shell=True, policy=policy, cwd=ws, longest=1) as stream:
+            assert [event.data async for event in stream] == [b"\n"] * 1000
+
+    loop(main)
+
+
+@pytest.mark.parametrize("longest", [1.5, True, "8"])
+def test_a_bound_that_is_none(longest):
+    """It passed, and failed at the first event."""
+    with pytest.raises(TypeError):
+        aio.stream(["true"], longest=longest)
