@@ -235,45 +235,51 @@ class Pieces:
         self._begun: list[Any] = []
         self._size = 0
 
-    def feed(self, data: bytes) -> Iterator[Any]:
-        """What is complete with this, piece by piece; to be exhausted before the next is fed.
+    def feed(self, data: bytes) -> list[Any]:
+        """What is complete with this.
 
         Raises:
             UnicodeDecodeError: as the text mode of a file.
         """
         return self._cut(data if self._decoder is None else self._decoder.decode(data))
 
-    def close(self) -> Iterator[Any]:
+    def close(self) -> list[Any]:
         """What is left at the end of the stream."""
-        if self._decoder is not None:
-            yield from self._cut(self._decoder.decode(b"", final=True))
+        found = [] if self._decoder is None else self._cut(self._decoder.decode(b"", final=True))
         if self._begun:
-            yield self._taken()
+            found.append(self._taken())
+        return found
 
-    def _cut(self, data: Any) -> Iterator[Any]:
-        if not data:
-            return
-        if not self._lines:
-            yield data
-            return
-        *whole, last = data.split(self._newline)
+    def _cut(self, data: Any) -> list[Any]:
+        if not data or not self._lines:
+            return [data] if data else []
+        newline, longest = self._newline, self._longest
+        *whole, last = data.split(newline)
+        found: list[Any] = []
+        if whole and self._begun:
+            self._finish(whole.pop(0), found)
         for line in whole:
-            if not self._begun and len(line) <= self._longest:
-                yield line + self._newline
-                continue
-            yield from self._begin(line)
-            self._begun.append(self._newline)
-            yield self._taken()
-        yield from self._begin(last)
+            if len(line) <= longest:
+                found.append(line + newline)
+            else:
+                self._finish(line, found)
+        self._begin(last, found)
+        return found
 
-    def _begin(self, data: Any) -> Iterator[Any]:
-        """More of a line without its end. Gives the pieces that it is too long for."""
+    def _finish(self, data: Any, found: list[Any]) -> None:
+        """The rest of a line."""
+        self._begin(data, found)
+        self._begun.append(self._newline)
+        found.append(self._taken())
+
+    def _begin(self, data: Any, found: list[Any]) -> None:
+        """More of a line without its end; into `found` go the pieces that it is too long for."""
         at = 0
         while self._size + len(data) - at > self._longest:
             room = self._longest - self._size
             self._begun.append(data[at : at + room])
             at += room
-            yield self._taken()
+            found.append(self._taken())
         if at < len(data):
             self._begun.append(data[at:])
             self._size += len(data) - at

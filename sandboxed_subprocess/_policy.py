@@ -155,7 +155,11 @@ class Environment(Frozen):
 
 
 class Limits(Frozen):
-    """Bounds for the whole tree of processes (`file_bytes` and `open_files`: for each process). None: no limit."""
+    """Bounds for the whole tree of processes (`file_bytes` and `open_files`: for each process). None: no limit.
+
+    `output_bytes` bounds what `run()`, `communicate()` and their kin keep of stdout and of stderr (in text mode it counts
+    characters): the beginning and the end, with a line between that says how much is missing. Nothing is ended by it.
+    """
 
     memory_bytes: int | None = None
     processes: int | None = None

@@ -274,6 +274,8 @@ class Stream:
         return self
 
     async def __anext__(self) -> Output:
+        if not self._busy and (ready := next(self._cutting, None)) is not None:
+            return ready
         with self._alone():
             while True:
                 for event in self._cutting:
@@ -348,8 +350,6 @@ class Stream:
         """The events of a chunk; of an empty one, which is the last of its stream, what is left."""
         try:
             pieces = self._cutters[fd].feed(data) if data else self._cutters[fd].close()
-            if not data:
-                pieces = iter(list(pieces))
         except BaseException:  # it cannot be decoded
             await self.aclose()
             raise
