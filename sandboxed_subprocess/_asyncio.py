@@ -262,10 +262,13 @@ async def _start(
         try:
             transport, protocol = await loop.subprocess_exec(lambda: kind(limit, loop, launch), *argv, **options)
         except OSError as error:
-            # uvloop leaves the name out. In a sandbox, only the directory is looked up by name here.
+            # uvloop leaves the name out.
             if error.filename is None and error.errno in _OF_A_PATH:
                 cwd = options.get("cwd")
-                error.filename = cwd if cwd is not None and (launch is not None or not os.path.isdir(cwd)) else program
+                if cwd is not None and not (os.path.isdir(cwd) and os.access(cwd, os.X_OK)):
+                    error.filename = cwd
+                else:
+                    error.filename = program if launch is None else launch.executable
             raise
     process = Process(transport, protocol, loop, launch, report, policy.limits.output_bytes)
     keep.add(process)
