@@ -415,11 +415,11 @@ def test_an_object_that_is_dropped_warns_and_its_command_is_reaped_later(ws, pol
     """As in the stdlib: ResourceWarning, and the next Popen cleans up."""
     process = sp.Popen(["sleep", "60"], policy=policy, cwd=ws)
     pid = process.pid
-    kill = process._launch.kill
+    launch = process._launch
     with pytest.warns(ResourceWarning, match="still running"):
         del process
         gc.collect()
-    kill()
+    launch.kill(pid)
     wait_until(lambda: sp._cleanup() or not os.path.exists(f"/proc/{pid}"))
 
 
