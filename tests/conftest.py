@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 
 import pytest
 
@@ -172,6 +173,14 @@ def py(run):
         return run([sys.executable, "-c", code], **kwargs)
 
     return call
+
+
+@pytest.fixture
+def token():
+    """A number of seconds that no other sleep has; whoever sleeps so long must be gone at the end of the test."""
+    value = f"600.{uuid.uuid4().int % 10**12}"
+    yield value
+    assert processes_with(value) == []
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 import warnings
 
 import pytest
@@ -38,13 +37,6 @@ DAEMON = (
 @pytest.fixture(autouse=True)
 def sandbox():
     needs("namespaces")
-
-
-@pytest.fixture
-def token():
-    value = f"600.{uuid.uuid4().int % 10**12}"
-    yield value
-    assert processes_with(value) == []
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-import uuid
 
 import pytest
 from conftest import LOOPS, needs_package, processes_with
@@ -27,13 +26,6 @@ PY = sys.executable
 @pytest.fixture(autouse=True)
 def sandbox():
     needs("namespaces")
-
-
-@pytest.fixture
-def token():
-    value = f"600.{uuid.uuid4().int % 10**12}"
-    yield value
-    assert processes_with(value) == []
 
 
 @pytest.fixture

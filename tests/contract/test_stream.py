@@ -7,7 +7,6 @@ import os
 import resource
 import sys
 import time
-import uuid
 
 import pytest
 from conftest import needs_package, on_trio, processes_with, wait_until
@@ -22,13 +21,6 @@ PY = sys.executable
 @pytest.fixture(autouse=True)
 def sandbox():
     needs("namespaces")
-
-
-@pytest.fixture
-def token():
-    value = f"600.{uuid.uuid4().int % 10**12}"
-    yield value
-    assert processes_with(value) == []
 
 
 @pytest.fixture
