@@ -82,25 +82,35 @@ class Kept:
         except UnicodeError:  # a codec that reads more than it writes
             return text.encode(self._encoding, "replace")
 
+    def _shown(self) -> Any:
+        if self._total <= self._limit:  # type: ignore[operator]
+            return self._head + self._tail
+        head, tail = self._head, self._tail[len(self._tail) - self._tail_size :]
+        mark = f"\n[... {self.dropped} bytes dropped ...]\n" if self._limit >= 4 * _MARK else ""  # type: ignore[operator]
+        return head + (mark.encode() if self._encoding is None else mark) + tail
+
     def text(self) -> Any:
-        """What is kept, before it is made into bytes again: text where there is an encoding and a limit."""
+        """What is kept, at the end; text where there are a limit and an encoding.
+
+        Raises:
+            UnicodeDecodeError: it ends in the middle of a character.
+        """
         if self._limit is None:
             return b"".join(self._chunks)
-        if self._decoder is not None:
-            self._put(self._decoder.decode(b"", final=True))
-            self._decoder.reset()
-        if self._total <= self._limit:
-            whole = self._head + self._tail
-            return whole if self._encoding is not None else bytes(whole)
-        mark = ""
-        if self._limit >= 4 * _MARK:
-            mark = f"\n[... {self.dropped} bytes dropped ...]\n"
-        tail = self._tail[len(self._tail) - self._tail_size :]
-        return self._head + mark + tail if self._encoding is not None else bytes(self._head + mark.encode() + tail)
+        if self._decoder is None:
+            return bytes(self._shown())
+        self._put(self._decoder.decode(b"", final=True))
+        self._decoder.reset()
+        return self._shown()
 
     def joined(self) -> bytes:
-        whole = self.text()
-        return self._encoded(whole) if isinstance(whole, str) else whole
+        """What is kept so far. There may be more, so half a character at the end is no error."""
+        if self._limit is None:
+            return b"".join(self._chunks)
+        if self._decoder is None:
+            return bytes(self._shown())
+        pending: bytes = self._decoder.getstate()[0]
+        return self._encoded(self._shown()) + pending
 
     def __iter__(self) -> Iterator[bytes]:
         yield self.joined()

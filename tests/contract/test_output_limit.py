@@ -169,3 +169,20 @@ def test_a_second_communicate_leaves_the_report_alone(ws, policy, aloop):
         assert await process.communicate() == (b"", None) and process.sandbox.output_dropped == dropped != ()
 
     aloop(main)
+
+
+def test_a_timeout_in_the_middle_of_a_character(ws, policy, loop):
+    """There may be more to come: the partial output is bytes, and no error."""
+    policy = policy.replace(output_bytes=1000, terminate_grace=0)
+    script = "printf 'a\\303'; sleep 0.5; printf '\\244b'"
+    for run in (sp.run, lambda *args, **kwargs: loop(lambda: aio.run(*args, **kwargs))):
+        with pytest.raises(sp.TimeoutExpired) as expired:
+            run(["sh", "-c", script], timeout=0.2, stdout=sp.PIPE, encoding="utf-8", policy=policy, cwd=ws)
+        assert expired.value.stdout == b"a\xc3"
+        assert run(["sh", "-c", script], stdout=sp.PIPE, encoding="utf-8", policy=policy, cwd=ws).stdout == "aäb"
+    with sp.Popen(["sh", "-c", script], stdout=sp.PIPE, encoding="utf-8", policy=policy, cwd=ws) as process:
+        with pytest.raises(sp.TimeoutExpired):
+            process.communicate(timeout=0.2)
+        assert process.communicate() == ("aäb", None)
+    with pytest.raises(UnicodeDecodeError):
+        sp.run(["printf", "a\\303"], stdout=sp.PIPE, encoding="utf-8", policy=policy, cwd=ws)
