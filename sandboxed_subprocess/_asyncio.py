@@ -32,6 +32,9 @@ _FULL = 1 << 20
 _READ = 1 << 16
 _OF_A_PATH = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP, errno.ENAMETOOLONG)
 
+# What it does not take even at its default value.
+_NOT_ON_UVLOOP = {"umask": -1, "process_group": None, "pipesize": -1, "user": None, "group": None, "extra_groups": None}
+
 # What asyncio wants at its default value, and the words with which it says so.
 _FIXED = {"universal_newlines": False, "shell": False, "bufsize": 0, "text": None, "encoding": None, "errors": None}
 
@@ -257,7 +260,10 @@ async def _start(
         if launch is not None:
             argv.insert(0, os.fsencode(executable))  # uvloop has its own idea of executable=; the launcher knows of it
         elif executable is not None:
-            raise ValueError("uvloop cannot pass executable= as it is")
+            _refused(launch, "executable")
+        for name, default in _NOT_ON_UVLOOP.items():
+            if options.pop(name, default) != default:
+                _refused(launch, name)
     with contextlib.nullcontext() if launch is None else spawning(launch, program), plain_spawn(argv):
         try:
             transport, protocol = await loop.subprocess_exec(lambda: kind(limit, loop, launch), *argv, **options)
@@ -289,6 +295,12 @@ async def _start(
         await process._end()
         raise
     return process
+
+
+def _refused(launch: Launch | None, name: str) -> None:
+    if launch is not None:
+        launch.abandon()
+    raise ValueError(f"uvloop cannot pass {name}=; the loop of asyncio can")
 
 
 async def _settled(launch: Launch, protocol: _Protocol, loop: asyncio.AbstractEventLoop) -> None:

@@ -512,3 +512,17 @@ def test_odd_arguments_are_taken_as_subprocess_takes_them(ws, policy, loop, pres
         call(["cat"], input=b"x", text=True)
     with pytest.raises(TypeError):
         call(["cat"], input="x")
+
+
+def test_what_uvloop_cannot_pass_is_said(ws, policy, used_loops):
+    """Its own words are "unexpected kwargs", also for a value that is the default."""
+    needs_package("uvloop")
+
+    def call(chosen, **kwargs):
+        return LOOPS["uvloop"](lambda: aio.run(["true"], policy=chosen, cwd=ws, **kwargs))
+
+    for chosen in (policy, "danger-full-access"):
+        for name, value in (("umask", 0o22), ("process_group", 0), ("pipesize", 1 << 17)):
+            with pytest.raises(ValueError, match=f"uvloop cannot pass {name}="):
+                call(chosen, **{name: value})
+        assert call(chosen, umask=-1, process_group=None, pipesize=-1, user=None, group=None, extra_groups=None).returncode == 0
