@@ -454,7 +454,9 @@ class AsyncioSource(Source):
         self._queue = process._ending
         self._until = until
         loop = self._loop = asyncio.get_running_loop()
-        self._timer = loop.call_at(until, self._queue.wake) if until != math.inf else None
+        # Loops count in milliseconds, or call a little early: that it was called is what says that the time is up.
+        self._rung = False
+        self._timer = loop.call_at(until, self._ring) if until != math.inf else None
         self._writer = None if process.stdin is None else asyncio.ensure_future(_feed(process.stdin, data))
         self._ending: asyncio.Task[None] | None = None
 
@@ -469,8 +471,12 @@ class AsyncioSource(Source):
     def returncode(self) -> int | None:
         return self._process.returncode
 
+    def _ring(self) -> None:
+        self._rung = True
+        self._queue.wake()
+
     def late(self) -> bool:
-        if self._loop.time() < self._until:
+        if not self._rung and self._loop.time() < self._until:
             return False
         # Where all of a sandbox is dead, what it wrote is on its way; without one, somebody may still hold the pipes.
         done = self._queue.ended if self._process._launch is None else self._queue.exited

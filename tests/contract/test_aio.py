@@ -526,3 +526,17 @@ def test_what_uvloop_cannot_pass_is_said(ws, policy, used_loops):
             with pytest.raises(ValueError, match=f"uvloop cannot pass {name}="):
                 call(chosen, **{name: value})
         assert call(chosen, umask=-1, process_group=None, pipesize=-1, user=None, group=None, extra_groups=None).returncode == 0
+
+
+def test_a_timer_that_is_early_is_a_timer(ws, policy, aloop):
+    """A loop that counts in milliseconds called before the time was up; it was looked at, found not to be, and never again."""
+    policy = policy.replace(terminate_grace=0)
+    chance = random.Random(2)
+
+    async def main():
+        for _ in range(40):
+            with pytest.raises(sp.TimeoutExpired):
+                run = aio.run(["sleep", "60"], timeout=0.005 + chance.random() * 0.005, policy=policy, cwd=ws)
+                await asyncio.wait_for(run, 30)
+
+    aloop(main)
