@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import signal
 import stat
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from . import _paths
 from ._plan import Plan
@@ -18,6 +19,9 @@ from ._report import Report, Usage, Violation
 
 # Not everywhere; where they are missing there is no backend either.
 _O_DIRECTORY = getattr(os, "O_PATH", 0) | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
+
+
+_MOST_DIRECTORIES = 20_000
 
 
 class ExecFailed(Exception):
@@ -36,11 +40,17 @@ class Quarantine:
 
     def __init__(self, plan: Plan) -> None:
         watch = plan.composition.watch
+        view_roots = plan.view.roots
         self._directories = [(d, names, _paths.settled_stamp(d)) for d, names in watch.directories]
         # The directory, not the thing itself: that is a mount point inside, and only the host can have replaced it, as
         # an editor does with every file that it saves. A command can only put another directory in the place of its.
         self._same = [(path, _identity(os.path.dirname(path))) for path in watch.same]
         self._absent = watch.absent
+        # Where git="commit" lets a command write, what git itself writes to by name must be no link: COMMIT_EDITMSG, FETCH_HEAD
+        # and logs/HEAD would be written wherever it leads, by the user's own git, with a text that the command chose.
+        commit = plan.policy.git == "commit"
+        self._repositories = [d for d, _ in watch.directories if d not in view_roots] if commit else []
+        self._links = {link for repository in self._repositories for link in _links_in(repository)}
         self._bare = [root for root in watch.roots if not _looks_bare(root)]
 
     def sweep(self) -> tuple[tuple[tuple[str, str], ...], tuple[Violation, ...]]:
@@ -74,7 +84,31 @@ class Quarantine:
         for root in self._bare:
             if _looks_bare(root):
                 found.append(f"{root}/HEAD")
+        for repository in self._repositories:
+            found += [link for link in _links_in(repository) if link not in self._links]
         return found + [path for path in self._absent if _exists(path)]
+
+
+def _links_in(repository: str) -> list[str]:
+    """Symbolic links in a git directory: at its top, in `objects`, and anywhere in `logs` and `refs`."""
+    found = []
+    waiting = [(repository, 0)]
+    for _ in range(_MOST_DIRECTORIES):
+        if not waiting:
+            break
+        directory, depth = waiting.pop()
+        try:
+            with os.scandir(directory) as entries:
+                for entry in entries:
+                    if entry.is_symlink():
+                        found.append(entry.path)
+                    elif entry.is_dir(follow_symlinks=False) and (
+                        entry.name in ("logs", "refs", "objects") if depth == 0 else not directory.endswith("/objects")
+                    ):
+                        waiting.append((entry.path, depth + 1))
+        except OSError:
+            continue  # gone, or not ours to look into; then nothing of it can be followed by us either
+    return found
 
 
 def _exists(path: str) -> bool:
@@ -247,8 +281,9 @@ class Launch:
             self.report.quarantined += moved
             self.report.violations += violations
 
-    def __del__(self) -> None:
-        if not self.__dict__.get("_finished", True) and os.getpid() == self.owner:
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # At the end of the interpreter modules go before the last objects do; the descriptors go by themselves.
+        if not finalizing() and not self.__dict__.get("_finished", True) and os.getpid() == self.owner:
             self.abandon()
 
 

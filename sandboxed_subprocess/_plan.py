@@ -710,8 +710,17 @@ REPOSITORY = "git repository"
 
 def _pins(rules: list[Rule]) -> list[Rule]:
     """Directories between a root and what the policy denies in it. With `mv parent elsewhere`, one run would carry a
-    secret, mask and all, to a name that the next run's policy does not know."""
+    secret, mask and all, to a name that the next run's policy does not know.
+
+    Only what can be written can be moved: a pin below something that is read-only would open it."""
     found: dict[str, Rule] = {}
+    rule_of = {rule.path: rule for rule in sort_rules(rules)}
+
+    def writable(path: str) -> bool:
+        while path not in rule_of and path != "/":
+            path = os.path.dirname(path)
+        return path in rule_of and rule_of[path].access is Access.WRITE
+
     areas = sorted({r.path for r in rules if r.access is Access.WRITE and r.rank == 1}, key=len)
     for rule in rules:
         if not rule.hold:
@@ -720,7 +729,8 @@ def _pins(rules: list[Rule]) -> list[Rule]:
         area = next((a for a in areas if _paths.is_within(rule.path, a) and a != rule.path), None)
         above = os.path.dirname(rule.path)
         while area is not None and above != area and above not in found:
-            found[above] = pinned(above, f"leads to {rule.path!r}")
+            if writable(above):
+                found[above] = pinned(above, f"leads to {rule.path!r}")
             above = os.path.dirname(above)
     return list(found.values())
 

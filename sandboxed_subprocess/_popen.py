@@ -214,7 +214,7 @@ class Popen(subprocess.Popen[AnyStr], Generic[AnyStr]):
                 poller = select.poll()
                 poller.register(fd, select.POLLIN)
                 while (left := end - time.monotonic()) > 0:
-                    if poller.poll(min(math.ceil(left * 1000), 1 << 30)):
+                    if poller.poll(math.ceil(min(left, _LONG) * 1000)):
                         return True
                 return False
             finally:

@@ -53,6 +53,8 @@ _CLONE_NEWTIME = 0x80  # unshare only: for clone these bits are the exit signal
 _LAST_CLONE_FLAG = 0x01FFFFFF
 _LAST_UNSHARE_FLAG = 0x0007FFFF
 _FAMILIES = (1, 2, 10, 16)  # AF_UNIX, AF_INET, AF_INET6, AF_NETLINK (NETLINK_ROUTE only)
+_F_SETLEASE = 1024
+_IPPROTO_IPV6, _IPV6_FLOWLABEL_MGR = 41, 32
 _OTHER_TCP = (262, 256)  # MPTCP and SMC: stream sockets that rules for TCP do not see
 # Above these are the flags of linux/personality.h that weaken a process (READ_IMPLIES_EXEC, MMAP_PAGE_ZERO, ...), and
 # 0xffffffff, which asks for the current value. UNAME26 and ADDR_NO_RANDOMIZE (0x40000) are below.
@@ -159,6 +161,11 @@ def _compile(scmp: Any, exceptions: tuple[str, ...], notify_connect: bool, shut_
     # Typing into a terminal that is shared with the caller (CVE-2017-5226).
     for request in (0x5412, 0x541C):  # TIOCSTI, TIOCLINUX
         refuse(eperm, "ioctl", equal(1, request))
+
+    # A lease on a file that can be read makes everybody else's open() of it wait: the host's, too (fcntl(2), F_SETLEASE).
+    refuse(eperm, "fcntl", equal(1, _F_SETLEASE))
+    # Flow labels outlive the socket that made them, and would be found by the next run in the same namespace (ipv6(7)).
+    refuse(eperm, "setsockopt", equal(1, _IPPROTO_IPV6), equal(2, _IPV6_FLOWLABEL_MGR))
 
     family = scmp.ERRNO(errno.EAFNOSUPPORT)
     for value in range(max(_FAMILIES)):

@@ -300,6 +300,8 @@ def _render_rule(v: _View, rule: Rule, pins: dict[str, tuple[int, int]], has_chi
             v.mounts.append(_record(_MASK, flags, 0, 0, 0, b".sandbox/none", b".sandbox/empty", os.fsencode(path)))
     elif (area == "mask" and rule.reveals != "denied") or (area == "private" and not rule.reveals):
         return
+    elif rule.rank < 0 and area != "rw":
+        return  # a pin keeps what can be written from being moved; it makes nothing writable
     elif rule.access is Access.WRITE:
         if path in v.plan.composition.absent:
             return
