@@ -8,12 +8,14 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from subprocess import CalledProcessError, TimeoutExpired
-from typing import Any, AnyStr, cast
+from typing import TYPE_CHECKING, Any, AnyStr, cast
 
 from ._errors import LimitExceeded, SandboxSetupError
 from ._launch import ExecFailed, Launch
-from ._output import Kept
 from ._report import Report
+
+if TYPE_CHECKING:
+    from ._output import Kept
 
 # Popen's parameters after args, in their order; those after the last one are keyword-only in the stdlib as well.
 POSITIONAL = (

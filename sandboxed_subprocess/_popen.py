@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, AnyStr, Generic, cast, overload
 from ._errors import SandboxSetupError
 from ._launch import ExecFailed, Launch
 from ._outcome import POSITIONAL, CompletedProcess, expired, failed, kill_unconfined, refusal, spawning, told
-from ._output import Kept
 from ._policy import Policy
 from ._prepare import is_plain, plain_policy, prepare, resolve_policy
 from ._report import Enforcement, Report
@@ -53,6 +52,8 @@ class _Limited(dict[Any, Any]):
         self._limit = limit
 
     def __setitem__(self, stream: Any, _: Any) -> None:
+        from ._output import Kept  # only where there is a limit: it is no part of the import
+
         super().__setitem__(stream, Kept(self._limit, getattr(stream, "encoding", None), getattr(stream, "errors", None)))
 
 
