@@ -32,7 +32,7 @@ _FULL = 1 << 20
 _READ = 1 << 16
 _OF_A_PATH = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP, errno.ENAMETOOLONG)
 
-# What it does not take even at its default value.
+# What uvloop does not take, not even at its default value.
 _NOT_ON_UVLOOP = {"umask": -1, "process_group": None, "pipesize": -1, "user": None, "group": None, "extra_groups": None}
 
 # What asyncio wants at its default value, and the words with which it says so.
@@ -381,7 +381,6 @@ async def create_subprocess_shell(
         raise ValueError("cmd must be a string")
     options = {"stdin": stdin, "stdout": stdout, "stderr": stderr, "shell": True, **kwds}
     return await _spawn(cmd, options, policy, limit)
-
 
 
 # -- output, taken piece by piece -------------------------------------------------------------------------------------------

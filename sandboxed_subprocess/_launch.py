@@ -21,9 +21,6 @@ from ._report import Report, Usage, Violation
 _O_DIRECTORY = getattr(os, "O_PATH", 0) | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 
-_MOST_DIRECTORIES = 20_000
-
-
 class ExecFailed(Exception):
     """The sandbox stood, but the program could not be executed: the caller's ordinary `OSError`."""
 
@@ -85,18 +82,24 @@ class Quarantine:
             if _looks_bare(root):
                 found.append(f"{root}/HEAD")
         for repository in self._repositories:
-            found += [link for link in _links_in(repository) if link not in self._links]
+            found += [link for link in _links_in(repository, open_up=True) if link not in self._links]
         return found + [path for path in self._absent if _exists(path)]
 
 
-def _links_in(repository: str) -> list[str]:
-    """Symbolic links in a git directory: at its top, in `objects`, and anywhere in `logs` and `refs`."""
+def _links_in(repository: str, open_up: bool = False) -> list[str]:
+    """Symbolic links in a git directory: at its top, in `objects`, and anywhere in `logs` and `refs`. All of them: a bound on
+    the number of directories would be one behind which a command could hide its own.
+
+    Args:
+        open_up: what a command has made unreadable is made readable again. A directory without "r" cannot be listed, but git
+            follows a link in it all the same.
+    """
     found = []
     waiting = [(repository, 0)]
-    for _ in range(_MOST_DIRECTORIES):
-        if not waiting:
-            break
+    while waiting:
         directory, depth = waiting.pop()
+        if open_up:
+            _open_up(directory)
         try:
             with os.scandir(directory) as entries:
                 for entry in entries:
@@ -107,7 +110,7 @@ def _links_in(repository: str) -> list[str]:
                     ):
                         waiting.append((entry.path, depth + 1))
         except OSError:
-            continue  # gone, or not ours to look into; then nothing of it can be followed by us either
+            continue  # gone, or another user's; then it is not ours to follow either
     return found
 
 

@@ -106,6 +106,17 @@ def test_links_planted_for_git_are_put_away(sh, repository, place, policy):
     assert target.read_text() == "mine\n"
 
 
+def test_planted_links_are_found_in_what_cannot_be_listed(sh, repository, place, policy):
+    """A directory without "r" hides its names from whoever looks, and git follows a link in it all the same."""
+    target = place / "bashrc"
+    target.write_text("mine\n")
+    script = f"cd .git; ln -sf {target} logs/HEAD; mkdir -p refs/a; ln -s {target} refs/a/b; chmod 333 logs refs/a refs"
+    result = sh(script, policy=policy.replace(git="commit"))
+    assert sorted(os.path.relpath(was, repository / ".git") for was, _ in result.sandbox.quarantined) == ["logs/HEAD", "refs/a/b"]
+    git("commit", "-q", "--allow-empty", "-m", "second", cwd=repository)
+    assert target.read_text() == "mine\n"
+
+
 def test_a_link_that_was_there_is_left_alone(sh, repository, place, policy):
     """It is the user's."""
     (repository / ".git" / "description").unlink()
