@@ -376,10 +376,9 @@ def test_a_loop_that_is_made_by_hand(ws, policy, token):
     assert processes_with(token) == []
 
 
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks came with Python 3.12")
 def test_an_eager_task_factory(ws, policy, token):
-    """Since 3.12 a task may begin, and end, before it is awaited."""
-    if not hasattr(asyncio, "eager_task_factory"):
-        pytest.skip("this Python has no eager tasks")
+    """A task may begin, and end, before it is awaited."""
 
     async def main():
         asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)
