@@ -24,18 +24,25 @@ class Feature(enum.Enum):
     """What a policy can ask of a backend. The value is what a person is told when it is missing."""
 
     WRITE_RULES = "writes confined to the writable roots"
+    METADATA = "permissions, owners and times of files outside the writable roots cannot be changed"
     READ_RULES = "reads denied or confined"
+    DENIED_NAMES = "names in denied directories hidden"
+    DENIED_IN_ROOTS = "denied paths inside a writable root"
     PROTECTED_PATHS = "read-only paths inside a writable root"
     PRIVATE_TMP = "a private /tmp"
+    PRIVATE_DEV = "a private /dev (shared memory, terminals)"
     HOST_FIFOS = "named pipes of the host, and files handed over for reading, cannot be written"
     UNIX_SOCKETS = "unix sockets of the host out of reach"
+    CHOSEN_SOCKETS = "chosen unix sockets of the host within reach (unix_sockets=)"
     ABSTRACT_SOCKETS = "abstract unix sockets of the host out of reach"
     NETWORK_NONE = "no network"
+    LOOPBACK = "a loopback and unix sockets of its own"
     HOST_RULES = "host rules for the network"
     PUBLISH = "ports published to the host"
     SYSTEM_CALLS = "dangerous system calls refused"
     NO_PRIVILEGES = "no capabilities, no new privileges"
-    PROCESSES = "processes outside invisible and out of reach"
+    PROCESSES = "processes outside out of reach"
+    PROCESS_LIST = "processes outside invisible"
     TREE_KILL = "the whole tree ends with the command, the caller or kill()"
     LIMIT_MEMORY = "limits.memory_bytes"
     LIMIT_PROCESSES = "limits.processes"
@@ -267,20 +274,26 @@ def required_features(policy: Policy) -> frozenset[Feature]:
         return frozenset()
     needed = {
         Feature.WRITE_RULES,
+        Feature.METADATA,
         Feature.READ_RULES,
+        Feature.DENIED_NAMES,
+        Feature.PRIVATE_DEV,
         Feature.HOST_FIFOS,
         Feature.UNIX_SOCKETS,
         Feature.SYSTEM_CALLS,
         Feature.NO_PRIVILEGES,
         Feature.PROCESSES,
+        Feature.PROCESS_LIST,
         Feature.TREE_KILL,
     }
+    if policy.unix_sockets:
+        needed.add(Feature.CHOSEN_SOCKETS)
     if policy.write:
         needed.add(Feature.PROTECTED_PATHS)
     if policy.tmp != "shared":
         needed.add(Feature.PRIVATE_TMP)
     if policy.network == "none":
-        needed.add(Feature.NETWORK_NONE)
+        needed |= {Feature.NETWORK_NONE, Feature.LOOPBACK}
     elif isinstance(policy.network, tuple):
         needed.add(Feature.HOST_RULES)
     else:
@@ -319,6 +332,10 @@ _granted: dict[str, None] = {}
 # What a dynamically linked program of the system needs to start, on every distribution.
 _MINIMAL = frozenset("bin sbin lib lib32 lib64 libx32 libexec usr etc nix gnu dev proc sys run tmp var".split())
 _MINIMAL_VAR = ("/var/tmp", "/var/lib/dpkg", "/var/cache/fontconfig", "/var/run", "/var/lock")
+
+
+def granted_roots() -> tuple[str, ...]:
+    return tuple(_granted)
 
 
 def forget_views() -> None:
@@ -497,6 +514,12 @@ def _compile_view(policy: Policy, homes: tuple[str, ...]) -> View:
     # A root that is one of them takes its place.
     private = [area for area in private if area not in roots]
     inside = [(p, t) for p, t in links if any(_paths.is_within(p, area) for area in private)]
+    features = required_features(policy)
+    denied = [rule.path for rule in rules if rule.access is Access.DENY]
+    if any(isinstance(item, Glob) for item in policy.deny_read) or any(
+        _paths.is_within(path, root) for path in denied for root in roots
+    ):
+        features |= {Feature.DENIED_IN_ROOTS}
     return View(
         policy=policy,
         roots=tuple(roots),
@@ -510,7 +533,7 @@ def _compile_view(policy: Policy, homes: tuple[str, ...]) -> View:
         homes=homes,
         sockets=sockets,
         devices=devices,
-        features=required_features(policy),
+        features=features,
     )
 
 

@@ -42,7 +42,7 @@ class Backend(Protocol):
 
 
 PREFERENCE: dict[str, dict[str, str]] = {
-    "linux": {"namespaces": "linux_namespaces"},
+    "linux": {"namespaces": "linux_namespaces", "bubblewrap": "linux_bubblewrap", "landlock": "linux_landlock"},
     "darwin": {},
     "win32": {},
 }
@@ -55,7 +55,8 @@ if sys.platform == "linux":
     # And these: by then this package may be in the stdlib module's place, in sys.modules.
     import subprocess
 
-    DEVNULL, StdlibPopen, TimeoutExpired = subprocess.DEVNULL, subprocess.Popen, subprocess.TimeoutExpired
+    DEVNULL, PIPE = subprocess.DEVNULL, subprocess.PIPE
+    StdlibPopen, TimeoutExpired = subprocess.Popen, subprocess.TimeoutExpired
 
     from . import _descriptors  # noqa: F401  # which are there from the import on
 

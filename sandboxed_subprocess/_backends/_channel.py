@@ -11,6 +11,7 @@ import sys
 assert sys.platform == "linux"
 
 import array
+import contextlib
 import errno
 import os
 import select
@@ -48,7 +49,9 @@ class ChannelLaunch(Launch):
         pass_fds: Sequence[int],
         channel: socket.socket,
         lease: Lease | None,
+        cleanup: Sequence[str] = (),
     ) -> None:
+        self._cleanup = cleanup
         self._child_fds = list(child_fds)
         self._channel: socket.socket | None = channel
         self._init_fd = -1
@@ -67,6 +70,12 @@ class ChannelLaunch(Launch):
     def close_child_side(self) -> None:
         while self._child_fds:
             os.close(self._child_fds.pop())
+
+    def abandon(self) -> None:
+        for path in self._cleanup:
+            with contextlib.suppress(FileNotFoundError):
+                os.rmdir(path)
+        super().abandon()
 
     def close_parent_side(self) -> None:
         if self._channel is not None:
@@ -110,6 +119,8 @@ class ChannelLaunch(Launch):
                 if len(fds) < 2:
                     raise SandboxSetupError("pidfd", errno.EMFILE, detail="this process has no file descriptors left")
                 self._init_fd, self._command_fd = fds[:2]
+                if number:  # the launcher may name no other process; the kernel says the pid of a pidfd (proc(5), fdinfo)
+                    pid = _pid_of(self._command_fd)
                 if len(fds) == 3:
                     # Made for this run: none had been left, or the one that had been could not be entered.
                     self._made = fds[2]
@@ -235,6 +246,18 @@ def _is_dead(pid: int) -> bool:
         return True
 
 
+def _pid_of(pidfd: int) -> int | None:
+    try:
+        with open(f"/proc/self/fdinfo/{pidfd}", encoding="ascii") as file:
+            for line in file:
+                if line.startswith("Pid:"):
+                    pid = int(line[4:])
+                    return pid if pid > 0 else None
+    except OSError:
+        pass  # no /proc here: the report goes without a pid, as it does for a command that has ended already
+    return None
+
+
 def _ancillary(messages: list[tuple[int, int, bytes]]) -> tuple[list[int], int | None]:
     fds: list[int] = []
     pid = None
@@ -265,10 +288,16 @@ _WAYS_OUT = {
     ("chdir", errno.EACCES): "the working directory is hidden by the policy, or cannot be searched without privileges",
     ("landlock_rules", errno.EACCES): "a writable root cannot be searched by the user that the command runs as",
     ("proc", errno.EPERM): "parts of /proc are covered here (a nested container), so that no new one can be mounted",
+    ("subreaper", errno.ENOENT): "the list of a process's children is not to be had: no /proc, or a kernel without it",
+    ("check_mounts", errno.EROFS): "bubblewrap has left it writable",
+    ("check_view", errno.ESTALE): "bubblewrap has put something else there than it was asked for",
+    ("check_namespaces", errno.EPERM): "bubblewrap has not made this namespace",
 }
 
 
 def setup_error(step: str, number: int, path: str | None) -> SandboxSetupError:
+    if step == "bubblewrap":  # what would be the path is what it has said
+        return SandboxSetupError(step, number, None, (path or "").strip() or "it ended without a word")
     detail = _WAYS_OUT.get((step, number), "")
     if not detail and number == errno.ELOOP:
         detail = "a symbolic link has taken the place of something that the policy names; try again"

@@ -13,9 +13,12 @@ assert sys.platform == "linux"
 import functools
 from typing import NamedTuple
 
+EXECUTE = 1 << 0
 WRITE_FILE = 1 << 1
+READ_FILE = 1 << 2
 TRUNCATE = 1 << 14
 IOCTL_DEV = 1 << 15
+BIND_TCP, CONNECT_TCP = 1 << 0, 1 << 1
 SCOPE_ABSTRACT_UNIX_SOCKET = 1 << 0
 SCOPE_SIGNAL = 1 << 1
 
@@ -27,12 +30,14 @@ class Landlock(NamedTuple):
         abi: 0 where there is no Landlock, with the reason in `missing`.
         write: all rights of change, TRUNCATE and IOCTL_DEV included where the ABI has them.
         scoped: signals and abstract sockets, where the ABI has them.
+        network: binding and connecting by TCP, where the ABI has them.
     """
 
     abi: int
     write: int = 0
     scoped: int = 0
     missing: str = ""
+    network: int = 0
 
 
 @functools.lru_cache(1)
@@ -56,4 +61,4 @@ def landlock() -> Landlock:
     ctypes.set_errno(0)
     write = int(FSAccess.all()) & ~int(FSAccess.EXECUTE | FSAccess.READ_FILE | FSAccess.READ_DIR)
     scoped = SCOPE_ABSTRACT_UNIX_SOCKET | SCOPE_SIGNAL if abi >= 6 else 0
-    return Landlock(abi, write, scoped)
+    return Landlock(abi, write, scoped, network=BIND_TCP | CONNECT_TCP if abi >= 4 else 0)

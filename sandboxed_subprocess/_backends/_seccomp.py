@@ -94,8 +94,14 @@ def _pyseccomp() -> Any:
 
 
 @functools.lru_cache(64)
-def compile_filter(exceptions: tuple[str, ...] = (), notify_connect: bool = False, shut_truncate: bool = False) -> bytes:
+def compile_filter(
+    exceptions: tuple[str, ...] = (), notify_connect: bool = False, shut_truncate: bool = False, sockets: str = "own"
+) -> bytes:
     """A BPF program: an array of struct sock_filter (linux/filter.h) in native byte order.
+
+    Args:
+        sockets: "own" where the network and the processes are the sandbox's own; else "none" or "internet": the host's are in
+            reach, and so is nothing that could touch them. Nothing then has an address on this host: no unix sockets but pairs.
 
     With `notify_connect`, connect() is handed to the holder of the filter's listener. With `shut_truncate`, a file can be
     emptied only through a descriptor that is open for writing: for kernels whose Landlock does not see truncate(2).
@@ -105,7 +111,7 @@ def compile_filter(exceptions: tuple[str, ...] = (), notify_connect: bool = Fals
     """
     scmp = _pyseccomp()
     try:
-        return _compile(scmp, exceptions, notify_connect, shut_truncate)
+        return _compile(scmp, exceptions, notify_connect, shut_truncate, sockets)
     except OSError as error:
         raise Missing(
             f"no system call filter for this kernel ({error.strerror})",
@@ -113,7 +119,7 @@ def compile_filter(exceptions: tuple[str, ...] = (), notify_connect: bool = Fals
         ) from None
 
 
-def _compile(scmp: Any, exceptions: tuple[str, ...], notify_connect: bool, shut_truncate: bool) -> bytes:
+def _compile(scmp: Any, exceptions: tuple[str, ...], notify_connect: bool, shut_truncate: bool, sockets: str) -> bytes:
     f = scmp.SyscallFilter(scmp.ALLOW)
     eperm = scmp.ERRNO(errno.EPERM)
 
@@ -168,16 +174,22 @@ def _compile(scmp: Any, exceptions: tuple[str, ...], notify_connect: bool, shut_
     refuse(eperm, "setsockopt", equal(1, _IPPROTO_IPV6), equal(2, _IPV6_FLOWLABEL_MGR))
 
     family = scmp.ERRNO(errno.EAFNOSUPPORT)
-    for value in range(max(_FAMILIES)):
-        if value not in _FAMILIES:
-            refuse(family, "socket", equal(0, value))
-    refuse(family, "socket", above(0, max(_FAMILIES)))
+    if sockets == "none":
+        refuse(family, "socket")
+    else:
+        families = _FAMILIES if sockets == "own" else _FAMILIES[1:]
+        for value in range(max(families)):
+            if value not in families:
+                refuse(family, "socket", equal(0, value))
+        refuse(family, "socket", above(0, max(families)))
+        refuse(family, "socket", equal(0, 16), scmp.Arg(2, scmp.NE, 0))
+        # The kernel sees int; what the line above passes as "not 0" by its high half only is still NETLINK_ROUTE.
+        for domain in (2, 10):
+            for protocol in _OTHER_TCP:
+                refuse(scmp.ERRNO(errno.EPROTONOSUPPORT), "socket", equal(0, domain), equal(2, protocol))
     refuse(family, "socketpair", equal(0, 30))  # AF_TIPC, the only other family that has pairs
-    refuse(family, "socket", equal(0, 16), scmp.Arg(2, scmp.NE, 0))
-    # The kernel sees int; what the line above passes as "not 0" by its high half only is still NETLINK_ROUTE.
-    for domain in (2, 10):
-        for protocol in _OTHER_TCP:
-            refuse(scmp.ERRNO(errno.EPROTONOSUPPORT), "socket", equal(0, domain), equal(2, protocol))
+    if sockets != "own":
+        _refuse_shared(scmp, refuse, equal)
 
     # The limits of other processes: init has the command's uid, and must not be starved of descriptors by it.
     refuse(eperm, "prlimit64", scmp.Arg(0, scmp.NE, 0))
@@ -210,6 +222,27 @@ def _compile(scmp: Any, exceptions: tuple[str, ...], notify_connect: bool, shut_
     except (ValueError, OSError, AttributeError):
         pass  # libseccomp before 2.5: a linear program with the same verdicts
     return _export(f)
+
+
+# What reaches processes and objects of the host by other ways than files and sockets.
+_SHARED = """shmget shmat shmctl msgget msgsnd msgrcv msgctl semget semop semtimedop semctl ipc mq_open mq_unlink
+    move_pages migrate_pages process_madvise process_mrelease""".split()
+_SOCK_DGRAM, _SOCK_TYPE_MASK = 2, 0xF
+
+
+def _refuse_shared(scmp: Any, refuse: Any, equal: Any) -> None:
+    """System V and POSIX message queues of the host; the scheduling of its processes; and datagrams of a unix pair, which can
+    be sent to any name."""
+    eperm = scmp.ERRNO(errno.EPERM)
+    for name in _SHARED:
+        refuse(eperm, name)
+    refuse(eperm, "socketpair", equal(1, _SOCK_DGRAM, _SOCK_TYPE_MASK))
+    for name in ("sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr"):
+        refuse(eperm, name, scmp.Arg(0, scmp.NE, 0))
+    for name in ("setpriority", "ioprio_set"):
+        # Of oneself (0), and not of all processes of the user (PRIO_USER is 2, IOPRIO_WHO_USER 3).
+        refuse(eperm, name, scmp.Arg(1, scmp.NE, 0))
+        refuse(eperm, name, scmp.Arg(0, scmp.GT, 1))
 
 
 def _export(f: Any) -> bytes:

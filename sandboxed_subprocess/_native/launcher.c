@@ -8,6 +8,11 @@
  *          watches the calling process. When it ends, for whatever reason, the kernel ends everything inside.
  * command  What the user asked for. Drops every privilege, proves it, and execs.
  *
+ * Two weaker arrangements exist for hosts that forbid making namespaces (see F_WRAPPED and F_NO_VIEW below):
+ *
+ *   caller ── Popen ──> monitor ── bwrap ──> init ── vfork ──> command     bubblewrap makes the view, init only checks it
+ *   caller ── Popen ──> monitor ── fork ──> init ── vfork ──> command      no view at all; init is a subreaper
+ *
  * The launch socket's number is in argv[0] ("sandboxed-subprocess N"), and its first message brings the plan; the rest of
  * argv and the whole environment are the command's own. Everything in the plan is parsed and checked before the first
  * irreversible step; after that nothing is allocated. The launcher is linked statically, so that LD_PRELOAD and its
@@ -79,12 +84,22 @@ enum {
 #define SIOCGSKNS_ 0x894c
 #define NS_GET_USERNS_ 0xb701
 #define PIDFD_THREAD_ O_EXCL
+#define CAP_SETPCAP_ 8
+#define CAP_SYS_ADMIN_ 21
 #define CAP_SYS_PTRACE_ 19
+#define TMPFS_MAGIC_ 0x01021994
+#define PROC_MAGIC_ 0x9fa0
+#define DEVPTS_MAGIC_ 0x1cd1
+#define ST_RDONLY_ 1
+#define ST_NOSUID_ 2
+#define ST_NODEV_ 4
 #define SECCOMP_IOCTL_NOTIF_RECV_ 0xc0502100ul
 #define SECCOMP_IOCTL_NOTIF_SEND_ 0xc0182101ul
 #define SECCOMP_IOCTL_NOTIF_ID_VALID_ 0x40082102ul
 #define LANDLOCK_RULE_PATH_BENEATH_ 1u
+#define LL_EXECUTE (1ull << 0)
 #define LL_WRITE_FILE (1ull << 1)
+#define LL_READ_FILE (1ull << 2)
 #define LL_TRUNCATE (1ull << 14)
 #define LL_IOCTL_DEV (1ull << 15)
 #define PR_SET_NO_NEW_PRIVS_ 38
@@ -128,11 +143,16 @@ struct header {
 	char tmpfs_size[24], tmpfs_inodes[24];
 };
 
-enum { F_NETNS = 1, F_UID = 2, F_GID = 4, F_GROUPS = 8, F_SETSID = 16, F_SETPGID = 32, F_LISTENER = 64 };
+/* F_WRAPPED: bubblewrap makes the namespaces and the mounts, and this program, started again by it, is process 1 in them.
+ * F_NO_VIEW: there are none; Landlock and the filter are all, and init ends the tree as its subreaper. */
+enum {
+	F_NETNS = 1, F_UID = 2, F_GID = 4, F_GROUPS = 8, F_SETSID = 16, F_SETPGID = 32, F_LISTENER = 64, F_WRAPPED = 128, F_NO_VIEW = 256
+};
 
 enum kind {
 	K_ARGV0 = 1, K_EXEC, K_KEEP, K_GROUP, K_RLIMIT, K_FILTER,
 	K_SOURCE, K_BASE, K_MKDIR, K_FILE, K_LINK, K_TBIND, K_ATTACH, K_PROTECT, K_PROC, K_DEVPTS, K_RULE, K_MASK, K_SEAL, K_ALIAS, K_SOCKET,
+	K_WRAPPER, K_DATA, K_CHECK, K_TIDY,
 	K_COUNT
 };
 
@@ -143,6 +163,7 @@ static const struct { unsigned char strings, raw; } shape[K_COUNT] = {
 	[K_FILTER] = {0, 1}, [K_SOURCE] = {1, 0}, [K_BASE] = {1, 0}, [K_MKDIR] = {1, 0}, [K_FILE] = {1, 1},
 	[K_LINK] = {2, 0}, [K_TBIND] = {2, 0}, [K_ATTACH] = {1, 0}, [K_PROTECT] = {1, 0}, [K_PROC] = {0, 0},
 	[K_DEVPTS] = {1, 0}, [K_RULE] = {1, 0}, [K_MASK] = {3, 0}, [K_SEAL] = {1, 0}, [K_ALIAS] = {2, 0}, [K_SOCKET] = {1, 0},
+	[K_WRAPPER] = {1, 1}, [K_DATA] = {0, 1}, [K_CHECK] = {1, 0}, [K_TIDY] = {1, 0},
 };
 struct record {
 	enum kind kind;
@@ -156,11 +177,14 @@ struct record {
  * we have made, so that no link needs to be looked for. */
 enum { O_READONLY = 1, O_OPTIONAL = 2, O_DEVICES = 8, O_PINNED = 16, O_FLAT = 32, O_OURS = 64 };
 
+/* numbers.b of CHECK: what has to be at that place. */
+enum { C_ANY, C_PINNED, C_MASK, C_TMPFS, C_PROC, C_DEVPTS, C_NODE };
+
 enum { MAX_KEEP = 1024, MAX_SOURCES = 65536 };
 
 static const struct header *plan;
 static const char *plan_end;
-static int launch_socket;
+static int launch_socket, plan_fd = -1;
 static const char **candidates;            /* exec is tried on each in turn; ends with NULL */
 static uint32_t keep[MAX_KEEP];            /* sorted: what the command inherits besides 0-2 */
 static size_t keep_count, group_count;
@@ -177,6 +201,7 @@ static int pair[2] = {-1, -1};             /* [0] monitor, [1] init: forwarded s
 static int tmpfs_fd = -1;
 static int sigchld_ignored;
 static int maps_by_monitor;
+static int switched;                       /* the monitor has the command's user already */
 static int joined;                         /* the user and network namespaces are those of an earlier run */
 static int namespace_fd = -1;              /* init: a network namespace made here, to be handed to the caller */
 static sigset_t original_mask, everything;
@@ -353,16 +378,19 @@ static void parse(int fd)
 {
 	struct stat st;
 	struct record r;
-	size_t groups = 0, execs = 0, kept = 0;
+	size_t groups = 0, execs = 0, kept = 0, wrappers = 0;
 
 	if (fstat(fd, &st) || st.st_size < (off_t)sizeof *plan || st.st_size > INT_MAX)
 		bad_plan("plan: not a plan");
 	plan = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE | MAP_POPULATE, fd, 0);
 	if (plan == MAP_FAILED)
 		bad_plan("plan: cannot be mapped");
-	if (memcmp(plan->magic, "sbxplan3", 8) || plan->size != (uint64_t)st.st_size)
+	if (memcmp(plan->magic, "sbxplan4", 8) || plan->size != (uint64_t)st.st_size)
 		bad_plan("plan: written for another version of the launcher; reinstall sandboxed_subprocess");
-	close(fd);
+	if (plan->flags & F_WRAPPED)
+		plan_fd = fd;
+	else
+		close(fd);
 	plan_end = (const char *)plan + plan->size;
 	if (plan->sources > MAX_SOURCES || !memchr(plan->tmpfs_size, 0, sizeof plan->tmpfs_size) ||
 	    !memchr(plan->tmpfs_inodes, 0, sizeof plan->tmpfs_inodes))
@@ -381,6 +409,9 @@ static void parse(int fd)
 	case K_SOURCE:
 		sources++;
 		break;
+	case K_WRAPPER:
+		wrappers++;
+		break;
 	case K_ATTACH:
 		if (r.n.b >= plan->sources)
 			bad_plan("plan: no such source");
@@ -392,7 +423,7 @@ static void parse(int fd)
 	default:
 		break;
 	}
-	if (!execs || sources != plan->sources || kept > MAX_KEEP)
+	if (!execs || sources != plan->sources || kept > MAX_KEEP || wrappers != !!(plan->flags & F_WRAPPED))
 		bad_plan("plan: incomplete, or more than it says");
 	candidates = table(execs + 1, sizeof *candidates);
 	source_fd = table(sources + 1, sizeof *source_fd);
@@ -526,11 +557,12 @@ static int begin_session(void)
 	struct pollfd lifeline = {.fd = pair[1], .events = POLLIN};
 
 	/* A session of its own: kill(0) and setpriority(PRIO_PGRP) inside must not reach the caller's group, and the
-	 * caller's terminal must not be ours (man 2 setsid). */
-	if (setsid() < 0)
+	 * caller's terminal must not be ours (man 2 setsid). bubblewrap may have made one already. */
+	if (getsid(0) != getpid() && setsid() < 0)
 		return -1;
 	prctl(PR_SET_NAME, "sandbox-init");
-	if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0)
+	/* Without a pid namespace whoever is left would outlive a killed init: there it ends by itself, having ended them. */
+	if (prctl(PR_SET_PDEATHSIG, plan->flags & F_NO_VIEW ? 0 : SIGKILL) < 0)
 		return -1;
 	/* The monitor may have died before the line above took effect; getppid() is 0 in a new pid namespace either
 	 * way, so ask the socket whose other end only the monitor has. */
@@ -545,8 +577,8 @@ static int own_identity(void)
 {
 	char go;
 
-	if (joined) {
-		/* The maps were written when the namespace was made. */
+	if (plan->flags & (F_WRAPPED | F_NO_VIEW) || joined) {
+		/* There are none to write, or they were written when the namespace was made. */
 	} else if (maps_by_monitor) {
 		ssize_t n;
 		do
@@ -823,6 +855,362 @@ static int build_view(void)
 	return 0;
 }
 
+/* ---- init under bubblewrap: nothing that it was asked for is taken on trust ------------------------------------------------ */
+
+static int is_null_device(const struct stat *st)
+{
+	return S_ISCHR(st->st_mode) && st->st_rdev == makedev(1, 3);
+}
+
+/* Whether what bubblewrap has put at a place is what the plan says. It resolves names itself, links included, and by now a
+ * name may lead elsewhere than when the plan was made. */
+static int check_place(const struct record *r)
+{
+	struct stat st;
+	struct statfs fs;
+	unsigned long wanted = ST_NOSUID_ | (r->n.a & O_READONLY ? ST_RDONLY_ : 0) | (r->n.a & O_DEVICES ? 0 : ST_NODEV_);
+	int fd = open_target(r->s[0]), right = 0;
+
+	step_path = r->s[0];
+	if (fd < 0)
+		return r->n.a & O_OPTIONAL && (absent() || out_of_reach()) ? 0 : -1;
+	if (fstat(fd, &st) < 0 || fstatfs(fd, &fs) < 0) {
+		close(fd);
+		return -1;
+	}
+	close(fd);
+	switch (r->n.b) {
+	case C_ANY:
+		right = 1;
+		break;
+	case C_PINNED:
+		right = (uint64_t)st.st_dev == r->n.c && (uint64_t)st.st_ino == r->n.d;
+		break;
+	case C_MASK:
+		right = fs.f_type == TMPFS_MAGIC_ || is_null_device(&st);
+		break;
+	case C_TMPFS:
+		right = fs.f_type == TMPFS_MAGIC_;
+		break;
+	case C_PROC:
+		right = fs.f_type == PROC_MAGIC_;
+		break;
+	case C_DEVPTS:
+		right = fs.f_type == DEVPTS_MAGIC_;
+		break;
+	case C_NODE:
+		right = S_ISCHR(st.st_mode) || S_ISBLK(st.st_mode) || S_ISDIR(st.st_mode);
+		break;
+	default:
+		break;
+	}
+	if (!right || ((unsigned long)fs.f_flags & wanted) != wanted) {
+		errno = ESTALE;
+		return -1;
+	}
+	return 0;
+}
+
+static int check_places(void)
+{
+	struct record r;
+
+	FOR_EACH_RECORD(r)
+		if (r.kind == K_CHECK && check_place(&r) < 0)
+			return -1;
+	return 0;
+}
+
+/* bubblewrap's way of making a mount read-only takes the devices from it. */
+static int readonly_nodes(void)
+{
+	struct record r;
+
+	FOR_EACH_RECORD(r)
+		if (r.kind == K_CHECK && r.n.b == C_NODE && r.n.a & O_READONLY) {
+			int fd = open_target(r.s[0]), failed;
+
+			step_path = r.s[0];
+			if (fd < 0)
+				return -1;
+			failed = set_attr(fd, "", AT_EMPTY_PATH | AT_RECURSIVE_, MOUNT_ATTR_RDONLY_, 0) < 0;
+			close(fd);
+			if (failed)
+				return -1;
+		}
+	return 0;
+}
+
+/* Undoes the octal escapes of /proc/self/mountinfo, in place. */
+static void unescape(char *text)
+{
+	char *out = text;
+
+	for (; *text; text++, out++) {
+		*out = *text;
+		if (text[0] == '\\' && text[1] && text[2] && text[3]) {
+			*out = (char)((text[1] - '0') << 6 | (text[2] - '0') << 3 | (text[3] - '0'));
+			text += 3;
+		}
+	}
+	*out = 0;
+}
+
+static int may_be_written(const char *place)
+{
+	struct record r;
+
+	FOR_EACH_RECORD(r) {
+		size_t n;
+
+		if (r.kind != K_CHECK || r.n.a & O_READONLY)
+			continue;
+		n = strlen(r.s[0]);
+		if (!strncmp(place, r.s[0], n) && (!place[n] || place[n] == '/'))
+			return 1;
+	}
+	return 0;
+}
+
+/* Every mount is read-only but those that the plan names, and what lies in them. */
+static int check_mounts(void)
+{
+	static char text[65536], place[PATH_MAX];
+	size_t held = 0;
+	int fd = open("/proc/self/mountinfo", O_RDONLY | O_CLOEXEC);
+
+	step_path = "/proc/self/mountinfo";
+	if (fd < 0)
+		return -1;
+	for (;;) {
+		ssize_t n = read(fd, text + held, sizeof text - 1 - held);
+		char *line = text, *end;
+
+		if (n < 0 || (n == 0 && held) || held == sizeof text - 1) {
+			errno = n < 0 ? errno : EINVAL;
+			close(fd);
+			return -1;
+		}
+		if (n == 0)
+			break;
+		held += (size_t)n;
+		text[held] = 0;
+		for (; (end = strchr(line, '\n')); line = end + 1) {
+			char options[64];
+
+			*end = 0;
+			if (sscanf(line, "%*s %*s %*s %*s %4095s %63[^ ]", place, options) != 2)
+				goto bad;
+			unescape(place);
+			if (strncmp(options, "ro", 2) && !may_be_written(place))
+				goto bad;
+		}
+		held = strlen(line);
+		memmove(text, line, held);
+	}
+	close(fd);
+	return 0;
+bad:
+	close(fd);
+	step_path = place;
+	errno = EROFS;
+	return -1;
+}
+
+/* Pid, mount, IPC, network and user namespace of the monitor, which lives outside. */
+static const char *const namespace_names[] = {"pid", "mnt", "ipc", "net", "user"};
+enum { NAMESPACES = sizeof namespace_names / sizeof *namespace_names };
+static uint64_t outside[NAMESPACES];
+
+static uint64_t namespace_id(const char *name)
+{
+	char path[64];
+	struct stat st;
+
+	snprintf(path, sizeof path, "/proc/self/ns/%s", name);
+	return stat(path, &st) < 0 ? 0 : st.st_ino;
+}
+
+static int check_namespaces(void)
+{
+	if (getpid() != 1) {
+		errno = EPERM;
+		return -1;
+	}
+	for (size_t i = 0; i < NAMESPACES; i++) {
+		uint64_t here = namespace_id(namespace_names[i]);
+
+		step_path = namespace_names[i];
+		if (!strcmp(namespace_names[i], "net") && !(plan->flags & F_NETNS))
+			continue;
+		if (!here || here == outside[i]) {
+			errno = EPERM;
+			return -1;
+		}
+	}
+	return 0;
+}
+
+/* ---- init without a pid namespace: a subreaper --------------------------------------------------------------------------------
+ *
+ * Every process of the tree has a chain of parents that ends here, and an orphan becomes our child (PR_SET_CHILD_SUBREAPER). A
+ * child's number cannot be given to another process before it has been waited for, so that it is safe to kill by it. Killing
+ * all children again and again until there are none ends the tree: a process that is killed makes no more children (fork
+ * fails with a signal pending), and those that it had become ours.
+ */
+
+static int command_group;                  /* F_NO_VIEW: the process group that the command starts in; init is not in it */
+
+static int become_subreaper(void)
+{
+	char path[64];
+
+	if (prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) < 0)
+		return -1;
+	/* Without the list (CONFIG_PROC_CHILDREN, and a /proc) nothing could be ended. */
+	snprintf(path, sizeof path, "/proc/self/task/%d/children", (int)getpid());
+	step_path = "/proc/self/task/PID/children";
+	return access(path, R_OK);
+}
+
+/* A group for the command, of which neither init nor the command is the leader: kill(0) inside reaches neither, and a stop that
+ * is meant for the command does not stop init. Its leader has ended already; the number stays taken while there are members. */
+static pid_t group_leader;
+
+static int make_group(void)
+{
+	group_leader = (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+	if (group_leader == 0)
+		_exit(0);
+	if (group_leader < 0 || setpgid(group_leader, 0) < 0)
+		return -1;
+	command_group = group_leader;
+	return 0;
+}
+
+static void kill_children(void)
+{
+	static char text[65536];
+	char path[64], *at, *end;
+
+	snprintf(path, sizeof path, "/proc/self/task/%d/children", (int)getpid());
+	if (read_text(path, text, sizeof text) < 0)
+		return;
+	for (at = text; *at; at = end) {
+		long child = strtol(at, &end, 10);
+
+		if (end == at)
+			break;
+		/* A number that was cut off at the end of the room is some other process's. */
+		if (*end && child > 1)
+			kill((pid_t)child, SIGKILL);
+		while (*end == ' ')
+			end++;
+	}
+}
+
+/* Returns the status of `wanted`, if it was among them; else `status`. */
+static int end_children(pid_t wanted, int status)
+{
+	for (;;) {
+		int st;
+		pid_t pid;
+
+		kill_children();
+		pid = waitpid(-1, &st, 0);
+		if (pid < 0 && errno != EINTR)
+			return status;
+		while (pid > 0) {
+			if (pid == wanted)
+				status = st;
+			pid = waitpid(-1, &st, WNOHANG);
+		}
+	}
+}
+
+/* Empties and removes the directory that was this run's /tmp. Nobody is left who could put a link in our way. Directories are
+ * moved up to the top first, so that none is too deep to be reached. */
+static void remove_tree(const char *path)
+{
+	static char buffer[8192] __attribute__((aligned(8)));
+	int top = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	unsigned long moved = 0, before;
+	char name[32];
+
+	if (top < 0)
+		return;
+	do {
+		long n;
+
+		before = moved;
+		lseek(top, 0, SEEK_SET);
+		while ((n = syscall(SYS_getdents64, top, buffer, sizeof buffer)) > 0)
+			for (long at = 0; at < n;) {
+				unsigned short length;
+				const char *entry = buffer + at + 19;
+				int inner;
+				static char inside[8192] __attribute__((aligned(8)));
+				long m;
+
+				memcpy(&length, buffer + at + 16, sizeof length);
+				at += length;
+				if (!strcmp(entry, ".") || !strcmp(entry, ".."))
+					continue;
+				if (unlinkat(top, entry, 0) == 0 || (errno != EISDIR && errno != EPERM))
+					continue;
+				fchmodat(top, entry, 0700, 0);
+				inner = openat(top, entry, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+				if (inner < 0)
+					continue;
+				do {
+					unsigned long was = moved;
+
+					m = 0;
+					lseek(inner, 0, SEEK_SET);
+					while ((m = syscall(SYS_getdents64, inner, inside, sizeof inside)) > 0)
+						for (long k = 0; k < m;) {
+							unsigned short size;
+							const char *item = inside + k + 19;
+
+							memcpy(&size, inside + k + 16, sizeof size);
+							k += size;
+							if (!strcmp(item, ".") || !strcmp(item, "..") || unlinkat(inner, item, 0) == 0)
+								continue;
+							fchmodat(inner, item, 0700, 0);
+							snprintf(name, sizeof name, ".%lu.sandbox", moved);
+							if (renameat(inner, item, top, name) == 0)
+								moved++;
+						}
+					if (was == moved)
+						break;
+				} while (1);
+				close(inner);
+				unlinkat(top, entry, AT_REMOVEDIR);
+			}
+	} while (moved != before);
+	close(top);
+	rmdir(path);
+}
+
+static void tidy(void)
+{
+	struct record r;
+
+	FOR_EACH_RECORD(r)
+		if (r.kind == K_TIDY)
+			remove_tree(r.s[0]);
+}
+
+/* The end of init, of which the kernel makes the end of everything else where there is a pid namespace. */
+static void __attribute__((noreturn)) leave(int status)
+{
+	if (plan->flags & F_NO_VIEW) {
+		end_children(0, 0);
+		tidy();
+	}
+	_exit(status);
+}
+
 /* The inherited working directory is still the old, uncovered one; entering it by name puts us on the mounts. A
  * directory that has no name any more could lead ("..") to places that are masked by name: use the root instead. */
 static int enter_cwd(void)
@@ -856,6 +1244,8 @@ static int own_devices(void)
 		{3, "/dev/null"}, {5, "/dev/zero"}, {7, "/dev/full"}, {9, "/dev/urandom"},
 	};
 
+	if (plan->flags & F_NO_VIEW)
+		return 0;      /* there is no other /dev */
 	for (size_t i = 0; i < 3 + keep_count; i++) {
 		int fd = i < 3 ? (int)i : (int)keep[i - 3], mode = fcntl(fd, F_GETFL), flags = fcntl(fd, F_GETFD), fresh;
 		struct stat st;
@@ -884,13 +1274,25 @@ static int new_session(void)
 		return setsid() < 0 ? -1 : 0;
 	if (plan->flags & F_SETPGID)
 		return setpgid(0, 0);
-	return 0;
+	return command_group ? setpgid(0, command_group) : 0;
+}
+
+static int has_capability(int number)
+{
+	struct cap_header h = {CAPABILITY_VERSION_3, 0};
+	struct cap_data d[2];
+
+	return syscall(SYS_capget, &h, d) == 0 && d[number / 32].effective & (1u << number % 32);
 }
 
 static int drop_bounding(void)
 {
 	int c = 0;
 
+	/* In a user namespace of our own we may; elsewhere an ordinary user may not, and has no_new_privs, by which nothing can be
+	 * regained (verified below). */
+	if (plan->flags & (F_WRAPPED | F_NO_VIEW) && !has_capability(CAP_SETPCAP_))
+		return prctl(PR_CAP_AMBIENT_, 4 /* CLEAR_ALL */, 0, 0, 0);
 	while (prctl(PR_CAPBSET_DROP, c, 0, 0, 0) == 0)
 		c++;
 	if (errno != EINVAL || c < 38)      /* EINVAL ends the list; every supported kernel knows at least 38 */
@@ -904,6 +1306,8 @@ static int drop_bounding(void)
 /* Raw calls: libc would tell all threads, and this one shares its memory with init. */
 static int switch_user(void)
 {
+	if (switched)
+		return 0;
 	if (plan->flags & F_GROUPS && syscall(SYS_setgroups, group_count, group_list) < 0)
 		return -1;
 	if (plan->flags & F_GID && syscall(SYS_setresgid, plan->gid, plan->gid, plan->gid) < 0)
@@ -922,13 +1326,13 @@ static int drop_capabilities(void)
 
 static int inherited_rule(int ruleset, int fd, uint64_t handled)
 {
-	struct landlock_path rule = {handled & (LL_WRITE_FILE | LL_TRUNCATE | LL_IOCTL_DEV), fd};
+	struct landlock_path rule = {handled & (LL_WRITE_FILE | LL_TRUNCATE | LL_IOCTL_DEV | LL_READ_FILE), fd};
 	int mode = fcntl(fd, F_GETFL);
 
 	if (mode < 0)
 		return 0;      /* closed in the caller, closed here */
 	if ((mode & O_ACCMODE) == O_RDONLY)
-		rule.access &= LL_IOCTL_DEV;
+		rule.access &= LL_IOCTL_DEV | LL_READ_FILE;
 	if (!rule.access)
 		return 0;
 	/* "echo > /dev/stdout" opens the file behind fd 1 anew. Pipes and sockets have no place in a hierarchy
@@ -957,7 +1361,7 @@ static int landlock_rules(void)
 	struct landlock_attr a = {plan->ll_fs & ~LL_TRUNCATE, plan->ll_net, plan->ll_scoped};
 	struct record r;
 	struct stat st;
-	int ruleset, need_truncate = 0;
+	int ruleset, need_truncate = plan->flags & F_NO_VIEW;      /* no mount is read-only there */
 
 	if (!plan->ll_fs && !plan->ll_net && !plan->ll_scoped)
 		return 0;
@@ -986,7 +1390,7 @@ static int landlock_rules(void)
 		if (fstat(rule.fd, &st) < 0)
 			return -1;
 		if (!S_ISDIR(st.st_mode))
-			rule.access &= LL_WRITE_FILE | LL_TRUNCATE | LL_IOCTL_DEV;
+			rule.access &= LL_EXECUTE | LL_READ_FILE | LL_WRITE_FILE | LL_TRUNCATE | LL_IOCTL_DEV;
 		if (rule.access && syscall(NR_landlock_add_rule, ruleset, LANDLOCK_RULE_PATH_BENEATH_, &rule, 0) < 0)
 			return -1;
 		close(rule.fd);
@@ -1143,6 +1547,8 @@ static pid_t command_pid;
  * command's pid outside; init may name another process since it is privileged in its own namespace (man 7 unix). */
 static int say_running(void)
 {
+	/* An ordinary user may name no other process; then the caller finds the pid by the pidfd. */
+	int may_name = has_capability(CAP_SYS_ADMIN_);
 	uint32_t type[2] = {M_RUNNING, 0};
 	struct iovec io = {type, sizeof type};
 	union {
@@ -1150,11 +1556,12 @@ static int say_running(void)
 		char bytes[CMSG_SPACE(sizeof(struct ucred)) + CMSG_SPACE(3 * sizeof(int))];
 	} control;
 	struct msghdr m = {.msg_iov = &io, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
-	struct ucred who = {command_pid, geteuid(), getegid()};
+	struct ucred who = {may_name ? command_pid : getpid(), geteuid(), getegid()};
 	int fds[3] = {-1, -1, namespace_fd}, failed;
 	size_t size = (namespace_fd < 0 ? 2 : 3) * sizeof *fds;
 	struct cmsghdr *c;
 
+	type[1] = !may_name;
 	memset(&control, 0, sizeof control);
 	fds[0] = (int)syscall(NR_pidfd_open, getpid(), 0);
 	fds[1] = (int)syscall(NR_pidfd_open, command_pid, 0);
@@ -1193,6 +1600,24 @@ static void only_keep(int *fds, size_t n)
 	syscall(NR_close_range, from, ~0u, 0);
 }
 
+/* Whether init is among the parents of a process of the host. */
+static int is_descendant(const char *pid)
+{
+	char path[64], text[512], *end;
+	long number = strtol(pid, NULL, 10);
+
+	for (int depth = 0; depth < 1024 && number > 1; depth++) {
+		snprintf(path, sizeof path, "/proc/%ld/stat", number);
+		/* "pid (name) state ppid": the name may hold anything, parentheses too. */
+		if (read_text(path, text, sizeof text) < 0 || !(end = strrchr(text, ')')) || strlen(end) < 5)
+			return 0;
+		number = strtol(end + 4, NULL, 10);
+		if (number == getpid())
+			return 1;
+	}
+	return 0;
+}
+
 /* Names of what is still alive, for the report. Reads /proc with raw getdents: opendir() allocates. */
 static uint32_t name_survivors(char *names, size_t room)
 {
@@ -1214,7 +1639,7 @@ static uint32_t name_survivors(char *names, size_t room)
 
 			memcpy(&length, buffer + at + 16, sizeof length);
 			at += length;
-			if (*name < '1' || *name > '9' || !strcmp(name, "1"))
+			if (*name < '1' || *name > '9' || !strcmp(name, "1") || (plan->flags & F_NO_VIEW && !is_descendant(name)))
 				continue;
 			count++;
 			snprintf(path, sizeof path, "/proc/%.20s/comm", name);
@@ -1268,7 +1693,7 @@ static void forward(const int32_t *request)
 	/* The command is a member of init's group unless it made one; -1 would be too much, its own group is right. */
 	if (request[1]) {
 		pid_t group = getpgid(command_pid);
-		if (group > 1)
+		if (group > 1 && group != getpgrp())
 			kill(-group, signal_number);
 		else
 			/* init's own group: every member but init itself, which has them all blocked */
@@ -1304,11 +1729,18 @@ static size_t pending_count;
 static struct { dev_t dev; ino_t ino; } granted[32];      /* sockets of the host that the policy names */
 static size_t granted_count;
 
+static dev_t own_devices_of[16];           /* under bubblewrap: its tmpfs mounts */
+static size_t own_count;
+
 static void find_granted(void)
 {
 	struct record r;
 	struct stat st;
 
+	FOR_EACH_RECORD(r)
+		if (r.kind == K_CHECK && r.n.b == C_TMPFS && own_count < sizeof own_devices_of / sizeof *own_devices_of &&
+		    lstat(r.s[0], &st) == 0)
+			own_devices_of[own_count++] = st.st_dev;
 	FOR_EACH_RECORD(r)
 		if (r.kind == K_SOCKET && granted_count < sizeof granted / sizeof *granted && lstat(r.s[0], &st) == 0) {
 			granted[granted_count].dev = st.st_dev;
@@ -1389,7 +1821,10 @@ static int allowed_socket(const struct stat *st)
 	if (plan->flags & F_NETNS)
 		return bound_inside(st);
 	/* In the host's network namespace everything is listed; only what lies in the sandbox's own tmpfs is its own. */
-	return fstat(tmpfs_fd, &own) == 0 && own.st_dev == st->st_dev;
+	for (size_t i = 0; i < own_count; i++)
+		if (own_devices_of[i] == st->st_dev)
+			return 1;
+	return tmpfs_fd >= 0 && fstat(tmpfs_fd, &own) == 0 && own.st_dev == st->st_dev;
 }
 
 /* Resolves a socket's path as its caller would, and makes an address of the very file that was found.
@@ -1621,6 +2056,9 @@ static int keep_ptrace_only(void)
 	struct cap_header h = {CAPABILITY_VERSION_3, 0};
 	struct cap_data d[2] = {{1u << CAP_SYS_PTRACE_, 1u << CAP_SYS_PTRACE_, 0}, {0, 0, 0}};
 
+	/* Under bubblewrap we may have no capability at all: then being the command's user has to do. */
+	if (plan->flags & F_WRAPPED && !has_capability(CAP_SYS_PTRACE_))
+		return drop_capabilities() < 0 ? -1 : prctl(PR_SET_DUMPABLE, 0);
 	if (prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0) < 0 || switch_user() < 0 || syscall(SYS_capset, &h, d) < 0)
 		return -1;
 	return prctl(PR_SET_DUMPABLE, 0);
@@ -1699,7 +2137,7 @@ static void __attribute__((noreturn)) init_loop(void)
 	sigaddset(&chld, SIGCHLD);
 	signals = signalfd(-1, &chld, SFD_CLOEXEC | SFD_NONBLOCK);
 	if (signals < 0)
-		_exit(125);
+		leave(125);
 	{
 		int mine[] = {signals, pair[1], caller_fd, launch_socket, tmpfs_fd < 0 ? signals : tmpfs_fd,
 			listener_fd < 0 ? signals : listener_fd};
@@ -1737,7 +2175,7 @@ static void __attribute__((noreturn)) init_loop(void)
 		if (command_done)
 			p[4].fd = -1;      /* what is left has a moment to end; it gets no connector any more, which would be left too */
 		if (poll(p, 5, (int)wait) < 0 && errno != EINTR)
-			_exit(125);
+			leave(125);
 		if (p[4].revents & POLLIN)
 			start_connector();
 		else if (p[4].revents)
@@ -1748,13 +2186,13 @@ static void __attribute__((noreturn)) init_loop(void)
 				;
 		}
 		if (p[1].revents)
-			_exit(125);      /* the calling process is gone: the kernel ends everything here with us */
+			leave(125);      /* the calling process is gone: the kernel ends everything here with us */
 		if (p[2].revents) {
 			ssize_t n = recv(pair[1], request, sizeof request, MSG_DONTWAIT);
 			if (n == sizeof request)
 				forward(request);
 			else if (n == 0)
-				_exit(125);      /* the monitor died */
+				leave(125);      /* the monitor died */
 		}
 		if (p[3].revents) {
 			char order[8];
@@ -1774,10 +2212,14 @@ static void __attribute__((noreturn)) init_loop(void)
 
 		if (command_done)
 			e.left_behind = name_survivors(e.names, sizeof e.names);
-		kill(-1, SIGKILL);
-		while ((pid = waitpid(-1, &st, 0)) > 0 || errno == EINTR)
-			if (pid > 0 && pid == command_pid)
-				status = st;
+		if (plan->flags & F_NO_VIEW) {
+			status = end_children(command_pid, status);
+		} else {
+			kill(-1, SIGKILL);
+			while ((pid = waitpid(-1, &st, 0)) > 0 || errno == EINTR)
+				if (pid > 0 && pid == command_pid)
+					status = st;
+		}
 	}
 	{
 		struct rusage u;
@@ -1787,7 +2229,9 @@ static void __attribute__((noreturn)) init_loop(void)
 			e.max_rss_kb = (uint64_t)u.ru_maxrss;
 		}
 	}
-	if (plan->flags & F_NETNS && untouched())
+	if (plan->flags & F_NO_VIEW)
+		tidy();
+	if (plan->flags & F_NETNS && !(plan->flags & F_WRAPPED) && untouched())
 		e.flags |= E_UNTOUCHED;
 	e.status = status;
 	(void)send(launch_socket, &e, sizeof e, MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -1797,23 +2241,33 @@ static void __attribute__((noreturn)) init_loop(void)
 
 static const struct step init_steps[] = {
 	{"session", begin_session}, {"identity", own_identity}, {"loopback", loopback}, {"open_tree", open_sources},
-	{"readonly", readonly_world}, {"view", build_view}, {"chdir", enter_cwd},
+	{"readonly", readonly_world}, {"view", build_view}, {"chdir", enter_cwd}, {NULL, NULL},
+};
+static const struct step wrapped_steps[] = {
+	{"session", begin_session}, {"identity", own_identity}, {"check_namespaces", check_namespaces},
+	{"devices", readonly_nodes}, {"check_mounts", check_mounts}, {"check_view", check_places}, {"chdir", enter_cwd}, {NULL, NULL},
+};
+static const struct step flat_steps[] = {
+	{"session", begin_session}, {"subreaper", become_subreaper}, {"group", make_group}, {"identity", own_identity}, {NULL, NULL},
 };
 
 static void __attribute__((noreturn)) init_main(void)
 {
 	static char stack[256 * 1024] __attribute__((aligned(64)));
 
-	close(pair[0]);
+	const struct step *steps = plan->flags & F_WRAPPED ? wrapped_steps : plan->flags & F_NO_VIEW ? flat_steps : init_steps;
+
+	if (pair[0] >= 0)
+		close(pair[0]);
 	/* argv is the command's, and it has a copy: "pgrep -f" inside would find process 1 for whatever it looks for. */
 	memset(arguments, 0, (size_t)(arguments_end - arguments));
 	strncpy(arguments, "sandbox-init", (size_t)(arguments_end - arguments) - 1);
-	for (size_t i = 0; i < sizeof init_steps / sizeof *init_steps; i++) {
-		step_name = init_steps[i].name;
+	for (; steps->name; steps++) {
+		step_name = steps->name;
 		step_path = NULL;
-		if (init_steps[i].run() < 0)
+		if (steps->run() < 0)
 			give_up();
-		mark(init_steps[i].name);
+		mark(steps->name);
 	}
 	step_name = "vfork";
 	step_path = NULL;
@@ -1828,13 +2282,15 @@ static void __attribute__((noreturn)) init_main(void)
 	}
 	if (failure.error) {
 		report_failure(failure.is_exec ? M_EXEC_FAILED : M_FAILED, failure.step, failure.error, failure.path);
-		_exit(125);
+		leave(125);
 	}
 	step_name = "running";
-	if (say_running() < 0)
-		give_up();
+	if (say_running() < 0) {
+		report_failure(M_FAILED, step_name, errno, NULL);
+		leave(125);
+	}
 	if (chdir("/") < 0)
-		_exit(125);
+		leave(125);
 	init_loop();
 }
 
@@ -1869,12 +2325,192 @@ static void stop_as_asked(int signal_number)
 	sigprocmask(SIG_BLOCK, &one, NULL);
 }
 
+/* ---- monitor: by way of bubblewrap ----------------------------------------------------------------------------------------
+ *
+ * bubblewrap starts this program again, as process 1 of what it has made. It gets an empty environment and none of the command's
+ * streams: its messages must not be taken for the command's output, and it must not load what LD_PRELOAD names. Everything else,
+ * the environment too, goes past it in a memfd, and never through its arguments.
+ */
+
+struct carried {
+	int32_t plan, socket, pair, caller, stream[3], sigchld_ignored, switched;
+	uint32_t umask, argc, envc;
+	uint64_t outside[NAMESPACES];
+	sigset_t mask;
+	char cwd[PATH_MAX];
+};
+
+static int wrapper_says = -1;              /* monitor: a memfd with bubblewrap's messages */
+
+static void tell_wrapper_failed(int status)
+{
+	static char text[1024];
+	ssize_t n = wrapper_says < 0 ? 0 : pread(wrapper_says, text, sizeof text - 1, 0);
+
+	if (n <= 0)
+		n = snprintf(text, sizeof text, WIFSIGNALED(status) ? "it was killed by signal %d" : "it ended with status %d",
+			WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
+	text[n] = 0;
+	/* Not listened to if init has said something before. */
+	report_failure(M_FAILED, "bubblewrap", 0, text);
+}
+
+static int put(int fd, const void *bytes, size_t size)
+{
+	while (size) {
+		ssize_t n = write(fd, bytes, size);
+		if (n <= 0)
+			return -1;
+		bytes = (const char *)bytes + n;
+		size -= (size_t)n;
+	}
+	return 0;
+}
+
+static int memfd(const char *name)
+{
+	return (int)syscall(SYS_memfd_create, name, 1u /* MFD_CLOEXEC */);
+}
+
+static int put_strings(int fd, char **list, uint32_t *count)
+{
+	for (*count = 0; list[*count]; ++*count)
+		if (put(fd, list[*count], strlen(list[*count]) + 1) < 0)
+			return -1;
+	return 0;
+}
+
+static int inherit(int fd)
+{
+	return fcntl(fd, F_SETFD, 0);
+}
+
+/* In a forked child of the monitor; returns only if something failed. */
+static void wrap(void)
+{
+	static struct carried c;
+	static char numbers[2][32], inside[64];
+	struct record r;
+	char *none[] = {NULL};
+	int carry, null, options = -1;
+	const char *program = NULL;
+
+	step_name = "wrapper";
+	step_path = NULL;
+	c.plan = plan_fd;
+	c.socket = launch_socket;
+	c.pair = pair[1];
+	c.caller = caller_fd;
+	c.sigchld_ignored = sigchld_ignored;
+	c.switched = switched;
+	c.umask = original_umask;
+	c.mask = original_mask;
+	strcpy(c.cwd, cwd);
+	for (size_t i = 0; i < NAMESPACES; i++)
+		c.outside[i] = namespace_id(namespace_names[i]);
+	null = open("/dev/null", O_RDWR | O_CLOEXEC);
+	if (null < 0)
+		give_up();
+	for (int fd = 0; fd < 3; fd++) {
+		/* Marked: it only holds the place of a stream that was closed. */
+		int closed = fcntl(fd, F_GETFD) & FD_CLOEXEC;
+		c.stream[fd] = closed ? -1 : fcntl(fd, F_DUPFD, 3);
+		if ((!closed && c.stream[fd] < 0) || dup2(fd < 2 ? null : wrapper_says, fd) < 0)
+			give_up();
+	}
+	carry = memfd("carry");
+	if (carry < 0 || put(carry, &c, sizeof c) < 0 || put_strings(carry, command_argv, &c.argc) < 0 ||
+	    put_strings(carry, environ, &c.envc) < 0 || pwrite(carry, &c, sizeof c, 0) != sizeof c)
+		give_up();
+	FOR_EACH_RECORD(r) {
+		if (r.kind == K_WRAPPER) {
+			program = r.s[0];
+			snprintf(numbers[0], sizeof numbers[0], "/proc/self/fd/%u", r.n.a);
+			options = memfd("options");
+			if (options < 0 || put(options, r.raw, r.raw_length) < 0 || lseek(options, 0, SEEK_SET) < 0 || inherit(options) < 0)
+				give_up();
+			snprintf(numbers[1], sizeof numbers[1], "%d", options);
+			if (inherit((int)r.n.a) < 0)
+				give_up();
+		} else if (r.kind == K_DATA) {
+			int fd = memfd("data");
+			if (fd < 0 || put(fd, r.raw, r.raw_length) < 0 || (r.n.d && ftruncate(fd, (off_t)r.n.d) < 0) ||
+			    lseek(fd, 0, SEEK_SET) < 0 || fcntl((int)r.n.a, F_GETFD) >= 0 || dup2(fd, (int)r.n.a) < 0)
+				give_up();
+			close(fd);
+		}
+	}
+	if (inherit(plan_fd) < 0 || inherit(launch_socket) < 0 || inherit(pair[1]) < 0 || inherit(caller_fd) < 0 || inherit(carry) < 0)
+		give_up();
+	snprintf(inside, sizeof inside, "sandboxed-subprocess-inside %d", carry);
+	{
+		char *arguments_of[] = {(char *)(uintptr_t)"bwrap", (char *)(uintptr_t)"--args", numbers[1], (char *)(uintptr_t)"--", numbers[0],
+			inside, NULL};
+		step_path = program;
+		execve(program, arguments_of, none);
+	}
+	give_up();
+}
+
+/* The other side of wrap(): process 1 of what bubblewrap has made. */
+static void __attribute__((noreturn)) inside_main(int carry)
+{
+	const struct carried *c;
+	struct stat st;
+	char *at, *end;
+	char **list;
+
+	if (fstat(carry, &st) < 0 || st.st_size < (off_t)sizeof *c)
+		bad_plan("nothing was carried");
+	c = mmap(NULL, (size_t)st.st_size, PROT_READ | PROT_WRITE, MAP_PRIVATE, carry, 0);
+	if (c == MAP_FAILED)
+		bad_plan("what was carried cannot be mapped");
+	close(carry);
+	launch_socket = c->socket;
+	pair[1] = c->pair;
+	caller_fd = c->caller;
+	sigchld_ignored = c->sigchld_ignored;
+	switched = c->switched;
+	original_umask = c->umask;
+	original_mask = c->mask;
+	memcpy(cwd, c->cwd, sizeof cwd);
+	memcpy(outside, c->outside, sizeof outside);
+	umask(0);
+	sigfillset(&everything);
+	sigprocmask(SIG_SETMASK, &everything, NULL);
+	for (int fd = 0; fd < 3; fd++)
+		if (c->stream[fd] < 0 ? fcntl(fd, F_SETFD, FD_CLOEXEC) < 0 : dup2(c->stream[fd], fd) < 0)
+			give_up();
+	at = (char *)(uintptr_t)(c + 1);
+	end = (char *)(uintptr_t)c + st.st_size;
+	command_argv = list = table((size_t)c->argc + c->envc + 2, sizeof *list);
+	for (uint32_t i = 0; i < c->argc + c->envc; i++) {
+		if (i == c->argc) {
+			list++;
+			environ = list;
+		}
+		*list++ = at;
+		at = memchr(at, 0, (size_t)(end - at));
+		if (!at++)
+			bad_plan("what was carried is cut off");
+	}
+	if (!c->envc)
+		environ = list;
+	/* Whatever else came past bubblewrap is closed by close_on_exec() and only_keep(). */
+	parse(c->plan);
+	close(plan_fd);
+	init_main();
+}
+
 static void __attribute__((noreturn)) monitor_loop(pid_t init)
 {
 	/* 1, not 0: with 0 a kernel that pipes cores to a handler still calls it (fs/coredump.c). */
 	const struct rlimit no_core = {1, 1};
 
-	only_keep(pair, 1);
+	{
+		int mine[] = {pair[0], plan->flags & F_WRAPPED ? launch_socket : pair[0], wrapper_says < 0 ? pair[0] : wrapper_says};
+		only_keep(mine, 3);
+	}
 	setrlimit(RLIMIT_CORE, &no_core);
 	if (chdir("/") < 0)
 		_exit(125);
@@ -1886,7 +2522,8 @@ static void __attribute__((noreturn)) monitor_loop(pid_t init)
 		if (signal_number < 0)
 			continue;
 		if (signal_number == SIGCHLD) {
-			/* Only a reaped init proves that its pid namespace is empty (man 7 pid_namespaces). */
+			/* Only a reaped init proves that its pid namespace is empty (man 7 pid_namespaces); bubblewrap ends when it
+			 * has reaped ours. */
 			if (waitpid(init, &raw, WNOHANG) != init)
 				continue;
 			/* Twice: init may have ended with a forwarded signal unread, and the first call then says no more than that
@@ -1894,6 +2531,14 @@ static void __attribute__((noreturn)) monitor_loop(pid_t init)
 			for (int i = 0; i < 2; i++)
 				if (recv(pair[0], &status, sizeof status, MSG_DONTWAIT) == sizeof status)
 					mirror(status);
+			/* What it has left is ours now: a whole tree where there was no pid namespace, process 1 of one where
+			 * bubblewrap was killed. */
+			if (plan->flags & (F_WRAPPED | F_NO_VIEW))
+				end_children(0, 0);
+			if (plan->flags & F_NO_VIEW)
+				tidy();
+			if (plan->flags & F_WRAPPED)
+				tell_wrapper_failed(raw);
 			/* Killed from outside, or the launch failed and has been reported. Never a success that nobody reported. */
 			mirror(raw ? raw : 125 << 8);
 		}
@@ -1919,14 +2564,6 @@ static void __attribute__((noreturn)) monitor_loop(pid_t init)
 			(void)send(pair[0], request, sizeof request, MSG_NOSIGNAL | MSG_DONTWAIT);
 		}
 	}
-}
-
-static int has_capability(int number)
-{
-	struct cap_header h = {CAPABILITY_VERSION_3, 0};
-	struct cap_data d[2];
-
-	return syscall(SYS_capget, &h, d) == 0 && d[number / 32].effective & (1u << number % 32);
 }
 
 /* Every id that exists here, mapped to itself: ownership looks the same inside, and user= can switch to any of them. */
@@ -2005,10 +2642,48 @@ static int stay_ordinary(void)
 	return prctl(PR_SET_DUMPABLE, 1);
 }
 
+static pid_t start_init(void)
+{
+	unsigned long flags = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP | SIGCHLD;
+	pid_t init;
+
+	if (plan->flags & (F_WRAPPED | F_NO_VIEW)) {
+		/* Should init be killed, or bubblewrap, what it leaves becomes ours to end. */
+		step_name = "subreaper";
+		if (prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) < 0)
+			give_up();
+		flags = SIGCHLD;
+	} else if (!joined) {
+		flags |= CLONE_NEWUSER | (plan->flags & F_NETNS ? CLONE_NEWNET : 0);
+	}
+	if (plan->flags & F_WRAPPED) {
+		step_name = "user";
+		/* bubblewrap maps one user only, and so has to be started as the right one. */
+		if (switch_user() < 0 || prctl(PR_SET_DUMPABLE, 1) < 0)
+			give_up();
+		switched = 1;
+		step_name = "wrapper";
+		wrapper_says = memfd("bubblewrap");
+		if (wrapper_says < 0)
+			give_up();
+	}
+	step_name = "clone";
+	mark("monitor");
+	init = (pid_t)syscall(SYS_clone, flags, 0, 0, 0, 0);
+	if (init < 0)
+		give_up();
+	if (init == 0) {
+		mark("clone");
+		if (plan->flags & F_WRAPPED)
+			wrap();
+		init_main();
+	}
+	return init;
+}
+
 static void monitor_main(void)
 {
 	struct sigaction before, fallback;
-	unsigned long flags = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP | SIGCHLD;
 	pid_t init;
 
 	/* Closed in the caller means closed in the command: hold their place until the exec. */
@@ -2058,19 +2733,9 @@ static void monitor_main(void)
 	step_name = "namespace";
 	if (plan->flags & F_NETNS && join_namespaces() < 0)
 		give_up();
-	step_name = "clone";
-	if (!joined)
-		flags |= CLONE_NEWUSER | (plan->flags & F_NETNS ? CLONE_NEWNET : 0);
-	mark("monitor");
-	init = (pid_t)syscall(SYS_clone, flags, 0, 0, 0, 0);
-	if (init < 0)
-		give_up();
-	if (init == 0) {
-		mark("clone");
-		init_main();
-	}
+	init = start_init();
 	close(pair[1]);
-	if (joined ? stay_ordinary() < 0 : maps_by_monitor && write_maps(init) < 0) {
+	if (!(plan->flags & (F_WRAPPED | F_NO_VIEW)) && (joined ? stay_ordinary() < 0 : maps_by_monitor && write_maps(init) < 0)) {
 		step_name = "identity";
 		report_failure(M_FAILED, step_name, errno, step_path);
 		kill(init, SIGKILL);
@@ -2080,9 +2745,30 @@ static void monitor_main(void)
 	monitor_loop(init);
 }
 
+/* As a command, in a trial: whether connect() works. From a process that init has not started itself: it may be a parent of
+ * init's children only that can be traced (kernel.yama.ptrace_scope). */
+static int probe_connect(void)
+{
+	struct sockaddr_un name = {.sun_family = AF_UNIX};
+	socklen_t size = sizeof name;
+	int server = socket(AF_UNIX, SOCK_STREAM, 0), client = socket(AF_UNIX, SOCK_STREAM, 0), status;
+	pid_t pid;
+
+	/* Without a path the kernel makes up an abstract name (man 7 unix), which is the sandbox's own. */
+	if (server < 0 || client < 0 || bind(server, (struct sockaddr *)&name, sizeof name.sun_family) < 0 || listen(server, 1) < 0 ||
+	    getsockname(server, (struct sockaddr *)&name, &size) < 0)
+		return errno;
+	pid = fork();
+	if (pid < 0)
+		return errno;
+	if (pid == 0)
+		_exit(connect(client, (struct sockaddr *)&name, size) < 0 ? errno : 0);
+	return waitpid(pid, &status, 0) == pid && WIFEXITED(status) ? WEXITSTATUS(status) : EINVAL;
+}
+
 int main(int argc, char **argv)
 {
-	static const char name[] = "sandboxed-subprocess ";
+	static const char name[] = "sandboxed-subprocess ", inside[] = "sandboxed-subprocess-inside ";
 	char *end;
 	long fd;
 
@@ -2095,11 +2781,21 @@ int main(int argc, char **argv)
 	}
 	if (!strcmp(argv[0], "sandboxed-subprocess-probe"))
 		return 0;      /* what detect() runs inside a trial sandbox */
-	if (strncmp(argv[0], name, sizeof name - 1)) {
+	if (!strcmp(argv[0], "sandboxed-subprocess-probe-connect"))
+		return probe_connect();
+	if (strncmp(argv[0], name, sizeof name - 1) && !(argc == 2 && !strncmp(argv[1], inside, sizeof inside - 1))) {
 		dprintf(2, "This is the launcher of the Python package sandboxed_subprocess; it is started by the package.\n");
 		return 64;
 	}
 	errno = 0;
+	if (argc == 2 && !strncmp(argv[1], inside, sizeof inside - 1)) {
+		fd = strtol(argv[1] + sizeof inside - 1, &end, 10);
+		if (errno || *end || fd < 3 || fd > INT_MAX)
+			bad_plan("nothing was carried");
+		arguments = argv[0];
+		arguments_end = argv[1] + strlen(argv[1]) + 1;
+		inside_main((int)fd);
+	}
 	fd = strtol(argv[0] + sizeof name - 1, &end, 10);
 	if (errno || *end || end == argv[0] + sizeof name - 1 || fd < 0 || fd > INT_MAX)
 		bad_plan("no plan");

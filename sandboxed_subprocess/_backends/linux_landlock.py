@@ -1,0 +1,207 @@
+"""The `landlock` backend: no namespaces at all. Landlock, the filter, no_new_privs and limits; the tree is ended by a subreaper.
+
+For hosts on which nothing can be mounted. Landlock is a list of what is allowed below a directory: it cannot take out of a
+writable root what the policy protects or denies in it, and it does not see who changes a file's mode or owner. Denials
+elsewhere are made by allowing everything beside them.
+"""
+
+from __future__ import annotations
+
+import sys
+
+assert sys.platform == "linux"
+
+import os
+import stat
+import tempfile
+
+from .. import _paths
+from .._errors import Missing
+from .._plan import SOCKET, Access, Feature, Plan
+from .._report import Report
+from ._channel import ChannelLaunch, missing
+from ._landlock import IOCTL_DEV, READ_FILE, TRUNCATE, WRITE_FILE, landlock
+from ._linux import LauncherBackend, launcher, refuse_nesting
+from ._records import NO_VIEW, OPTIONAL, RULE, TIDY, record
+
+_NODES = ("null", "zero", "full", "random", "urandom", "tty")
+
+_UNSEEN = "Landlock does not see it"
+_INHERENT = {
+    Feature.METADATA: _UNSEEN,
+    Feature.DENIED_NAMES: "Landlock cannot hide a directory in one that can be listed",
+    Feature.DENIED_IN_ROOTS: "Landlock cannot deny inside what it allows",
+    Feature.PROTECTED_PATHS: "Landlock cannot deny inside what it allows",
+    Feature.PRIVATE_TMP: "nothing can be mounted; TMPDIR names a directory of the run's own",
+    Feature.PRIVATE_DEV: "nothing can be mounted; no terminals can be made, and no shared memory by name",
+    Feature.LOOPBACK: "there is no network namespace",
+    Feature.CHOSEN_SOCKETS: "a filter cannot tell one unix socket from another",
+    Feature.PROCESS_LIST: "there is no process namespace",
+}
+
+
+class LandlockOnly(LauncherBackend):
+    name = "landlock"
+    kind = "LinuxLandlock"
+    mode = NO_VIEW
+
+    def _claim(self, found: set[Feature], no_listener: str) -> None:
+        found |= {Feature.WRITE_RULES, Feature.READ_RULES}
+        self.why_not.update(_INHERENT)
+        # A command that could signal init could outlive the run.
+        self._claim_scopes(found, Feature.PROCESSES, Feature.TREE_KILL)
+        by_filter = (Feature.NETWORK_NONE, Feature.UNIX_SOCKETS, Feature.ABSTRACT_SOCKETS)
+        if Feature.SYSTEM_CALLS in found:
+            found.update(by_filter)
+        else:
+            self.why_not.update(dict.fromkeys(by_filter, self.why_not[Feature.SYSTEM_CALLS]))
+        self._expanded: dict[int, tuple[str, ...]] = {}
+
+    def sockets(self, no_network: bool) -> str:
+        return "none" if no_network else "internet"
+
+    def rights(self, plan: Plan) -> tuple[int, int, int]:
+        ll = self._landlock
+        return ll.write | READ_FILE, ll.network if plan.policy.network == "none" else 0, ll.scoped
+
+    def key(self, plan: Plan) -> tuple[object, ...]:
+        directories = self._expanded.get(id(plan.composition), ())
+        return (*super().key(plan), tuple(map(_paths.stamp, directories)))
+
+    def flags(self, plan: Plan) -> int:
+        from ._records import NETNS
+
+        return super().flags(plan) & ~NETNS
+
+    def records(self, plan: Plan) -> tuple[bytes, int]:
+        allowed, expanded = allow_list(plan, self._landlock.write)
+        if len(self._expanded) > 256:
+            self._expanded.clear()
+        self._expanded[id(plan.composition)] = tuple(expanded)
+        return b"".join(record(RULE, OPTIONAL, 0, rights, 0, os.fsencode(path)) for path, rights in allowed), 0
+
+    def late_records(self, plan: Plan, program: int, taken: set[int], cleanup: list[str]) -> bytes:
+        if plan.policy.tmp != "private":
+            return b""
+        path = os.path.realpath(tempfile.mkdtemp(prefix="sandbox-", dir="/tmp"))
+        cleanup.append(path)
+        command = plan.command
+        if command.uid is not None or command.gid is not None:
+            os.chown(path, -1 if command.uid is None else command.uid, -1 if command.gid is None else command.gid)
+        text = os.fsencode(path)
+        rights = self._landlock.write & ~IOCTL_DEV | READ_FILE
+        return record(RULE, 0, 0, rights, 0, text) + record(TIDY, 0, 0, 0, 0, text)
+
+    def launch(self, plan: Plan, report: Report, **parts: object) -> ChannelLaunch:
+        launch = super().launch(plan, report, **parts)
+        launch.environ = environ = dict(launch.environ)
+        view = plan.view
+        tmp = str(view.tmp_source) if view.tmp_source else next(iter(parts["cleanup"]), "")  # type: ignore[call-overload]
+        if tmp:
+            environ[b"TMPDIR"] = os.fsencode(tmp)
+            for name in (b"TEMP", b"TMP"):
+                if name in environ:
+                    environ[name] = os.fsencode(tmp)
+        if os.fsdecode(environ.get(b"XDG_RUNTIME_DIR", b"")) in plan.surroundings.private_dirs:
+            environ.pop(b"XDG_RUNTIME_DIR", None)
+        return launch
+
+
+def allow_list(plan: Plan, write: int) -> tuple[list[tuple[str, int]], list[str]]:
+    """What the policy comes to as a list of what is allowed, and the directories that had to be listed for it.
+
+    Around something denied each of its siblings is allowed, and each of its parents' siblings. What appears beside it later
+    cannot be read by a run that has begun.
+    """
+    roots = [r.path for r in plan.rules if r.access is Access.WRITE and r.rank > 0]
+    denied = {
+        r.path
+        for r in plan.rules
+        if r.access is Access.DENY
+        and r.why != SOCKET
+        and r.path not in plan.composition.absent
+        and not any(_paths.is_within(r.path, root) for root in roots)
+    }
+    denied |= {"/dev", *plan.view.private}
+    leading = {above for path in denied for above in _above(path)}
+    everything = write & ~IOCTL_DEV | READ_FILE
+    found: dict[str, int] = {}
+    expanded: list[str] = []
+
+    def allow(path: str, rights: int) -> None:
+        found[path] = found.get(path, 0) | rights
+
+    def allow_reads(path: str) -> None:
+        if path in denied:
+            return
+        if path not in leading:
+            allow(path, READ_FILE)
+            return
+        expanded.append(path)
+        try:
+            with os.scandir(path) as entries:
+                # A link leads to something with rules of its own.
+                names = [entry.name for entry in entries if not entry.is_symlink()]
+        except OSError:
+            return  # not to be listed by us; then nothing in it is allowed
+        for name in names:
+            allow_reads(f"{path.rstrip('/')}/{name}")
+
+    allow_reads("/")
+    for rule in plan.rules:
+        if rule.access is Access.DENY or rule.rank < 0 or rule.why == "unix_sockets=":
+            continue
+        if rule.access is Access.WRITE:
+            allow(rule.path, everything)
+        elif not any(_paths.is_within(rule.path, path) for path in denied):
+            continue  # read as what it lies in is
+        elif rule.reveals or not any(_paths.is_within(rule.path, path) for path in plan.view.private):
+            _allow_below(rule.path, denied, leading, allow_reads, allow)
+    for path in _paths.SHOWN:
+        real = _paths.resolve(path).real
+        if os.path.exists(real):
+            allow(real, READ_FILE)
+    for path in (*(f"/dev/{name}" for name in _NODES), *plan.view.devices):
+        allow(path, READ_FILE | write & (WRITE_FILE | IOCTL_DEV | TRUNCATE))
+    return [(path, rights) for path, rights in found.items() if _can_have_a_rule(path)], expanded
+
+
+def _allow_below(path: str, denied: set[str], leading: set[str], allow_reads: object, allow: object) -> None:
+    """Something shown again inside what is denied: all of it, but for what is denied in it."""
+    if path in leading:
+        allow_reads(path)  # type: ignore[operator]
+    elif path not in denied:
+        allow(path, READ_FILE)  # type: ignore[operator]
+
+
+def _above(path: str) -> list[str]:
+    found = []
+    while path != "/":
+        path = os.path.dirname(path)
+        found.append(path)
+    return found
+
+
+def _can_have_a_rule(path: str) -> bool:
+    try:
+        return not stat.S_ISSOCK(os.lstat(path).st_mode)
+    except OSError:
+        return False  # gone since
+
+
+def detect() -> LandlockOnly:
+    """Tries it, with the launcher itself as a command.
+
+    Raises:
+        Missing: there is no Landlock, or the step that failed.
+    """
+    path = launcher()
+    ll = landlock()
+    if not ll.write:
+        raise Missing(ll.missing, "A kernel with Landlock is needed (Linux 5.19, and landlock in its lsm= list)")
+    found = LandlockOnly(path, ll)
+    failure = found.trial(record(RULE, 0, 0, ll.write & ~IOCTL_DEV, 0, b"/"), 0)
+    if failure is not None:
+        refuse_nesting(failure)
+        raise missing(failure, path)
+    return found
