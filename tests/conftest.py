@@ -16,8 +16,13 @@ import uuid
 import pytest
 
 import sandboxed_subprocess as sp
-from sandboxed_subprocess import aio
+from sandboxed_subprocess import _backends, aio
+from sandboxed_subprocess._errors import Missing
+from sandboxed_subprocess._plan import Feature
 from sandboxed_subprocess.testing import must_work, needs
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent / "helpers"))
+from tier_gaps import gap  # noqa: E402
 
 ROOT = os.geteuid() == 0
 # Not below /tmp: the sandbox replaces that, and an attack on a directory that is not there proves nothing.
@@ -50,11 +55,48 @@ def outside(place):
     return path
 
 
-@pytest.fixture(params=["namespaces"])
-def tier(request):
-    """The name of each backend. A test that takes it runs on every tier."""
-    needs(request.param)
-    return request.param
+# The tier that the whole session runs on: one contract. `tests/platforms` looks at all of them side by side.
+TIER = os.environ.get("SANDBOX_TEST_TIER", "namespaces")
+
+
+@pytest.fixture(autouse=True)
+def _only_one_tier(request, monkeypatch):
+    """Whatever a policy does not say, it gets this tier. What the tier lacks for a reason of its own is not asked of it here:
+    the tests that then have to fail are in `helpers/tier_gaps.py`, and tests/platforms shows that strict refuses."""
+    if TIER == "namespaces":
+        return
+    monkeypatch.setitem(_backends.PREFERENCE, "linux", {TIER: _backends.PREFERENCE["linux"][TIER]})
+    choose = _backends.choose
+
+    def lenient(needed, **how):
+        lacks = getattr(_backends.detect(TIER), "why_not", {}).keys()
+        return choose(needed - lacks, **how)
+
+    monkeypatch.setattr(_backends, "choose", lenient)
+
+
+# What a refused write says: a mount is read-only, or Landlock says no.
+REFUSED = "Permission denied" if TIER == "landlock" else "Read-only file system"
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        reason = gap(TIER, getattr(item, "originalname", item.name), item.name)
+        if reason is not None:
+            if reason in Feature.__members__:
+                backend = _backends.detect(TIER)
+                assert isinstance(backend, Missing) or Feature[reason] not in backend.features, f"{TIER} has {reason}"
+            item.add_marker(pytest.mark.skip(reason=f"{TIER}: {reason}"))
+
+
+only_namespaces = pytest.mark.skipif(TIER != "namespaces", reason="about the parts of that tier")
+
+
+@pytest.fixture
+def tier():
+    """The name of the backend that the tests run on."""
+    needs(TIER)
+    return TIER
 
 
 @pytest.fixture

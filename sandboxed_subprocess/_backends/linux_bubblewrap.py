@@ -43,6 +43,7 @@ from ._records import (
     MASKED,
     MKDIR,
     NETNS,
+    OPTION,
     OPTIONAL,
     OURS,
     PINNED,
@@ -99,6 +100,7 @@ class _Options:
         self.out: list[bytes] = []
         self.checks: list[Op] = []
         self.data: list[Op] = []
+        self.maybe: list[Op] = []  # what may be gone by the time that bwrap gets there
         # (place, options with None where the place goes, checks of it): to be done again where it gets a second name.
         self.done: list[tuple[str, list[bytes | None], list[Op]]] = []
 
@@ -109,6 +111,12 @@ class _Options:
         checks = [op(CHECK, flags, kind, c, d, text)]
         self.checks += checks
         self.done.append((place, encoded, checks))
+
+    def cover_socket(self, path: str, place: str) -> None:
+        """The null device, mounted without devices: it cannot even be opened."""
+        text = b"".join(os.fsencode(o) + b"\0" for o in ("--ro-bind", "/dev/null", place))
+        self.maybe.append(Op(OPTION, 0, 0, len(text), 0, (os.fsencode(path),), text))
+        self.checks.append(op(CHECK, READONLY | OPTIONAL, MASKED, 0, 0, os.fsencode(place)))
 
     def plain(self, *options: str) -> None:
         self.out += map(os.fsencode, options)
@@ -241,12 +249,18 @@ def _mask(options: _Options, path: str, optional: bool) -> None:
         return
     if kind == stat.S_IFLNK:
         raise SandboxSetupError("mask", errno.ELOOP, path, "bubblewrap follows links, and cannot cover one")
-    flags = READONLY | (OPTIONAL if optional else 0)
-    if kind == stat.S_IFDIR:
+    flags = READONLY
+    if optional:
+        # A socket, which lies below everything else: it may come last, and by then be gone.
+        options.cover_socket(path, path)
+    elif kind == stat.S_IFDIR:
         options.put(path, [*options.perms(0), "--tmpfs", None, "--remount-ro", path], MASKED, flags)
-    else:
-        # Mounted without devices: it cannot even be opened.
+    elif options.version < (0, 5):
         options.put(path, ["--ro-bind", "/dev/null", None], MASKED, flags)
+    else:
+        # What access(2) says of it is true, too: git makes a difference.
+        number = options.number(op(FILE, 0))
+        options.put(path, [*options.perms(0), "--ro-bind-data", str(number), None], MASKED, flags)
 
 
 def _mask_file(options: _Options, path: str, made: Op) -> None:
@@ -269,6 +283,8 @@ def _protect(options: _Options, path: str, readonly: int) -> None:
 
 def _alias(options: _Options, source: str, target: str) -> None:
     again = [item for item in options.done if _paths.is_within(item[0], source)]
+    # What is there by now is covered.
+    options.checks = [check for check in options.checks if check.texts[0] != os.fsencode(target)]
     options.put(target, ["--bind", source, None], ANYTHING, 0)
     for place, made, checks in again:
         if place == source:
@@ -278,19 +294,29 @@ def _alias(options: _Options, source: str, target: str) -> None:
         own = os.fsencode(place)
         options.out += [inside if o is None or (o == own and made[n - 1] == b"--remount-ro") else o for n, o in enumerate(made)]
         options.checks += [check._replace(texts=(inside,)) for check in checks]
+    for item in list(options.maybe):
+        path = os.fsdecode(item.texts[0])
+        if _paths.is_within(path, source):
+            options.cover_socket(path, target + path[len(source) :])
 
 
-def _start(program: Program, network: bool, root: bool) -> list[bytes]:
-    out = ["--unshare-user", "--unshare-all", "--as-pid-1", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
-    if network:
-        out.append("--share-net")
+def _start(program: Program, network: bool, root: bool, switches: bool) -> list[bytes]:
+    out = ["--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try"]
+    out += ["--as-pid-1", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+    if not switches:
+        # It maps one user only, so not where the command becomes another one (which root's command does, and no other).
+        out.append("--unshare-user")
+    if not network:
+        out.append("--unshare-net")
     if program.version >= (0, 8) and not root:
         # By a second user namespace, in which there would be no power over the mounts; see node_flags.
         out.append("--disable-userns")
-    if program.plain:
-        # For process 1, in the new user namespace only: to take over connect(), and to drop what the command might have.
-        out += ["--cap-add", "CAP_SYS_PTRACE", "--cap-add", "CAP_SETPCAP"]
-        out += ["--cap-add", "CAP_SYS_ADMIN"] if root else []
+    # For process 1: to take over connect(), to drop what the command might have, to become the command's user.
+    added = ["SYS_PTRACE", "SETPCAP"] if program.plain else []
+    added += ["SYS_ADMIN"] if root else []
+    added += ["SETUID", "SETGID"] if switches else []
+    for name in added:
+        out += ["--cap-add", f"CAP_{name}"]
     return [*map(os.fsencode, out), b"--ro-bind", b"/", b"/"]
 
 
@@ -298,9 +324,10 @@ _ROOT = op(CHECK, READONLY, ANYTHING, 0, 0, b"/")
 _KEPT = (RULE, SOCKET)
 
 
-def _wrapper(program: Program, launcher_fd: int, options: _Options, network: bool) -> bytes:
-    text = b"".join(o + b"\0" for o in [*_start(program, network, options.root), *options.out])
-    records = [Op(WRAPPER, launcher_fd, 0, len(text), 0, (os.fsencode(program.path),), text), *options.data, _ROOT, *options.checks]
+def _wrapper(program: Program, launcher_fd: int, options: _Options, network: bool, switches: bool = False) -> bytes:
+    text = b"".join(o + b"\0" for o in [*_start(program, network, options.root, switches), *options.out])
+    records = [Op(WRAPPER, launcher_fd, 0, len(text), 0, (os.fsencode(program.path),), text)]
+    records += [*options.maybe, *options.data, _ROOT, *options.checks]
     return b"".join(map(encode, records))
 
 
@@ -346,11 +373,12 @@ class Bubblewrap(LauncherBackend):
         if file_id(self._bwrap.path) != self._bwrap.identity:
             raise SandboxSetupError("wrapper", errno.ESTALE, self._bwrap.path, "it is not the one that was tried")
         view = render_view(plan, self._landlock)
-        root = os.geteuid() == 0 and not plan.command.uid
-        options = _Options(self._bwrap, plan.policy.limits.memory_bytes or _memory(), set(taken), root)
+        command = plan.command
+        switches = any(item is not None for item in (command.uid, command.gid, command.groups))
+        options = _Options(self._bwrap, plan.policy.limits.memory_bytes or _memory(), set(taken), os.geteuid() == 0)
         render_options(view, options)
         kept = b"".join(encode(item) for item in view if item.kind in _KEPT)
-        return kept + _wrapper(self._bwrap, program, options, plan.policy.network != "none")
+        return kept + _wrapper(self._bwrap, program, options, plan.policy.network != "none", switches)
 
 
 def find_programs() -> list[str]:

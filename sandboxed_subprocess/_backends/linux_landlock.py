@@ -97,11 +97,12 @@ class LandlockOnly(LauncherBackend):
         launch.environ = environ = dict(launch.environ)
         view = plan.view
         tmp = str(view.tmp_source) if view.tmp_source else next(iter(parts["cleanup"]), "")  # type: ignore[call-overload]
-        if tmp:
-            environ[b"TMPDIR"] = os.fsencode(tmp)
-            for name in (b"TEMP", b"TMP"):
-                if name in environ:
-                    environ[name] = os.fsencode(tmp)
+        for name in (b"TMPDIR", b"TEMP", b"TMP"):
+            # Also where there is none: /tmp, which programs use then, cannot be written.
+            value = os.fsdecode(environ.get(name, b"/tmp" if name == b"TMPDIR" else b""))
+            rule = plan.composition.decide(_paths.resolve(value).real) if os.path.isabs(value) else None
+            if tmp and value and (rule is None or rule.access is not Access.WRITE):
+                environ[name] = os.fsencode(tmp)
         if os.fsdecode(environ.get(b"XDG_RUNTIME_DIR", b"")) in plan.surroundings.private_dirs:
             environ.pop(b"XDG_RUNTIME_DIR", None)
         return launch
@@ -153,10 +154,11 @@ def allow_list(plan: Plan, write: int) -> tuple[list[tuple[str, int]], list[str]
             continue
         if rule.access is Access.WRITE:
             allow(rule.path, everything)
-        elif not any(_paths.is_within(rule.path, path) for path in denied):
-            continue  # read as what it lies in is
-        elif rule.reveals or not any(_paths.is_within(rule.path, path) for path in plan.view.private):
-            _allow_below(rule.path, denied, leading, allow_reads, allow)
+        else:
+            above = max((path for path in denied if _paths.is_within(rule.path, path)), key=len, default=None)
+            # Something shown again inside what is denied; what is protected by its name must not become visible by that.
+            if above is not None and (rule.reveals == "denied" or (rule.reveals and above in plan.view.private)):
+                _allow_below(rule.path, denied, leading, allow_reads, allow)
     for path in _paths.SHOWN:
         real = _paths.resolve(path).real
         if os.path.exists(real):

@@ -152,7 +152,7 @@ enum {
 enum kind {
 	K_ARGV0 = 1, K_EXEC, K_KEEP, K_GROUP, K_RLIMIT, K_FILTER,
 	K_SOURCE, K_BASE, K_MKDIR, K_FILE, K_LINK, K_TBIND, K_ATTACH, K_PROTECT, K_PROC, K_DEVPTS, K_RULE, K_MASK, K_SEAL, K_ALIAS, K_SOCKET,
-	K_WRAPPER, K_DATA, K_CHECK, K_TIDY,
+	K_WRAPPER, K_DATA, K_CHECK, K_TIDY, K_OPTION,
 	K_COUNT
 };
 
@@ -163,7 +163,7 @@ static const struct { unsigned char strings, raw; } shape[K_COUNT] = {
 	[K_FILTER] = {0, 1}, [K_SOURCE] = {1, 0}, [K_BASE] = {1, 0}, [K_MKDIR] = {1, 0}, [K_FILE] = {1, 1},
 	[K_LINK] = {2, 0}, [K_TBIND] = {2, 0}, [K_ATTACH] = {1, 0}, [K_PROTECT] = {1, 0}, [K_PROC] = {0, 0},
 	[K_DEVPTS] = {1, 0}, [K_RULE] = {1, 0}, [K_MASK] = {3, 0}, [K_SEAL] = {1, 0}, [K_ALIAS] = {2, 0}, [K_SOCKET] = {1, 0},
-	[K_WRAPPER] = {1, 1}, [K_DATA] = {0, 1}, [K_CHECK] = {1, 0}, [K_TIDY] = {1, 0},
+	[K_WRAPPER] = {1, 1}, [K_DATA] = {0, 1}, [K_CHECK] = {1, 0}, [K_TIDY] = {1, 0}, [K_OPTION] = {1, 1},
 };
 struct record {
 	enum kind kind;
@@ -201,7 +201,6 @@ static int pair[2] = {-1, -1};             /* [0] monitor, [1] init: forwarded s
 static int tmpfs_fd = -1;
 static int sigchld_ignored;
 static int maps_by_monitor;
-static int switched;                       /* the monitor has the command's user already */
 static int joined;                         /* the user and network namespaces are those of an earlier run */
 static int namespace_fd = -1;              /* init: a network namespace made here, to be handed to the caller */
 static sigset_t original_mask, everything;
@@ -972,6 +971,20 @@ static int may_be_written(const char *place)
 	return 0;
 }
 
+/* Whether a mount is what its place shows. One that another covers cannot be reached, and bubblewrap leaves it as it is. */
+static int is_in_view(const char *place, long id)
+{
+	char path[64], text[1024], *line;
+	int fd = open(place, O_PATH | O_NOFOLLOW | O_CLOEXEC), known;
+
+	if (fd < 0)
+		return !absent() && !out_of_reach();
+	snprintf(path, sizeof path, "/proc/self/fdinfo/%d", fd);
+	known = read_text(path, text, sizeof text) == 0 && (line = strstr(text, "mnt_id:"));
+	close(fd);
+	return !known || strtol(line + 7, NULL, 10) == id;
+}
+
 /* Every mount is read-only but those that the plan names, and what lies in them. */
 static int check_mounts(void)
 {
@@ -997,12 +1010,13 @@ static int check_mounts(void)
 		text[held] = 0;
 		for (; (end = strchr(line, '\n')); line = end + 1) {
 			char options[64];
+			long id;
 
 			*end = 0;
-			if (sscanf(line, "%*s %*s %*s %*s %4095s %63[^ ]", place, options) != 2)
+			if (sscanf(line, "%ld %*s %*s %*s %4095s %63[^ ]", &id, place, options) != 3)
 				goto bad;
 			unescape(place);
-			if (strncmp(options, "ro", 2) && !may_be_written(place))
+			if (strncmp(options, "ro", 2) && !may_be_written(place) && is_in_view(place, id))
 				goto bad;
 		}
 		held = strlen(line);
@@ -1042,6 +1056,9 @@ static int check_namespaces(void)
 
 		step_path = namespace_names[i];
 		if (!strcmp(namespace_names[i], "net") && !(plan->flags & F_NETNS))
+			continue;
+		/* bubblewrap maps one user only. Where the command becomes another one, root does without a user namespace. */
+		if (!strcmp(namespace_names[i], "user") && plan->flags & (F_UID | F_GID | F_GROUPS))
 			continue;
 		if (!here || here == outside[i]) {
 			errno = EPERM;
@@ -1306,8 +1323,6 @@ static int drop_bounding(void)
 /* Raw calls: libc would tell all threads, and this one shares its memory with init. */
 static int switch_user(void)
 {
-	if (switched)
-		return 0;
 	if (plan->flags & F_GROUPS && syscall(SYS_setgroups, group_count, group_list) < 0)
 		return -1;
 	if (plan->flags & F_GID && syscall(SYS_setresgid, plan->gid, plan->gid, plan->gid) < 0)
@@ -2333,7 +2348,7 @@ static void stop_as_asked(int signal_number)
  */
 
 struct carried {
-	int32_t plan, socket, pair, caller, stream[3], sigchld_ignored, switched;
+	int32_t plan, socket, pair, caller, stream[3], sigchld_ignored;
 	uint32_t umask, argc, envc;
 	uint64_t outside[NAMESPACES];
 	sigset_t mask;
@@ -2402,7 +2417,6 @@ static void wrap(void)
 	c.pair = pair[1];
 	c.caller = caller_fd;
 	c.sigchld_ignored = sigchld_ignored;
-	c.switched = switched;
 	c.umask = original_umask;
 	c.mask = original_mask;
 	strcpy(c.cwd, cwd);
@@ -2427,10 +2441,13 @@ static void wrap(void)
 			program = r.s[0];
 			snprintf(numbers[0], sizeof numbers[0], "/proc/self/fd/%u", r.n.a);
 			options = memfd("options");
-			if (options < 0 || put(options, r.raw, r.raw_length) < 0 || lseek(options, 0, SEEK_SET) < 0 || inherit(options) < 0)
+			if (options < 0 || put(options, r.raw, r.raw_length) < 0 || inherit((int)r.n.a) < 0)
 				give_up();
 			snprintf(numbers[1], sizeof numbers[1], "%d", options);
-			if (inherit((int)r.n.a) < 0)
+		} else if (r.kind == K_OPTION) {
+			/* A socket may be gone again, and bubblewrap would end for that. */
+			struct stat st;
+			if (lstat(r.s[0], &st) == 0 && put(options, r.raw, r.raw_length) < 0)
 				give_up();
 		} else if (r.kind == K_DATA) {
 			int fd = memfd("data");
@@ -2440,7 +2457,7 @@ static void wrap(void)
 			close(fd);
 		}
 	}
-	if (inherit(plan_fd) < 0 || inherit(launch_socket) < 0 || inherit(pair[1]) < 0 || inherit(caller_fd) < 0 || inherit(carry) < 0)
+	if (lseek(options, 0, SEEK_SET) < 0 || inherit(options) < 0 || inherit(plan_fd) < 0 || inherit(launch_socket) < 0 || inherit(pair[1]) < 0 || inherit(caller_fd) < 0 || inherit(carry) < 0)
 		give_up();
 	snprintf(inside, sizeof inside, "sandboxed-subprocess-inside %d", carry);
 	{
@@ -2470,7 +2487,6 @@ static void __attribute__((noreturn)) inside_main(int carry)
 	pair[1] = c->pair;
 	caller_fd = c->caller;
 	sigchld_ignored = c->sigchld_ignored;
-	switched = c->switched;
 	original_umask = c->umask;
 	original_mask = c->mask;
 	memcpy(cwd, c->cwd, sizeof cwd);
@@ -2496,6 +2512,8 @@ static void __attribute__((noreturn)) inside_main(int carry)
 	}
 	if (!c->envc)
 		environ = list;
+	if (send(pair[1], "", 1, MSG_NOSIGNAL) != 1)
+		_exit(125);      /* the monitor is gone */
 	/* Whatever else came past bubblewrap is closed by close_on_exec() and only_keep(). */
 	parse(c->plan);
 	close(plan_fd);
@@ -2642,6 +2660,46 @@ static int stay_ordinary(void)
 	return prctl(PR_SET_DUMPABLE, 1);
 }
 
+/* Returns once process 1 inside has begun, or ends this process. What bubblewrap was to cover may be gone in the moment in which
+ * it does so; then it is started again. */
+static pid_t start_wrapper(void)
+{
+	struct record r;
+	int optional = 0, status = 0;
+
+	FOR_EACH_RECORD(r)
+		optional |= r.kind == K_OPTION;
+	for (int attempt = 0;; attempt++) {
+		char begun;
+		ssize_t n;
+		pid_t wrapper = (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+
+		if (wrapper < 0)
+			give_up();
+		if (wrapper == 0) {
+			close(pair[0]);
+			wrap();
+		}
+		close(pair[1]);
+		do
+			n = recv(pair[0], &begun, 1, 0);
+		while (n < 0 && errno == EINTR);
+		if (n == 1)
+			return wrapper;
+		waitpid(wrapper, &status, 0);
+		end_children(0, 0);
+		if (attempt == 3 || !optional || lseek(wrapper_says, 0, SEEK_END) <= 0)
+			break;
+		if (ftruncate(wrapper_says, 0) < 0 || lseek(wrapper_says, 0, SEEK_SET) < 0)
+			give_up();
+		close(pair[0]);
+		if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
+			give_up();
+	}
+	tell_wrapper_failed(status);
+	_exit(125);
+}
+
 static pid_t start_init(void)
 {
 	unsigned long flags = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP | SIGCHLD;
@@ -2657,15 +2715,11 @@ static pid_t start_init(void)
 		flags |= CLONE_NEWUSER | (plan->flags & F_NETNS ? CLONE_NEWNET : 0);
 	}
 	if (plan->flags & F_WRAPPED) {
-		step_name = "user";
-		/* bubblewrap maps one user only, and so has to be started as the right one. */
-		if (switch_user() < 0 || prctl(PR_SET_DUMPABLE, 1) < 0)
-			give_up();
-		switched = 1;
 		step_name = "wrapper";
 		wrapper_says = memfd("bubblewrap");
 		if (wrapper_says < 0)
 			give_up();
+		return start_wrapper();
 	}
 	step_name = "clone";
 	mark("monitor");
@@ -2674,10 +2728,9 @@ static pid_t start_init(void)
 		give_up();
 	if (init == 0) {
 		mark("clone");
-		if (plan->flags & F_WRAPPED)
-			wrap();
 		init_main();
 	}
+	close(pair[1]);
 	return init;
 }
 
@@ -2734,7 +2787,6 @@ static void monitor_main(void)
 	if (plan->flags & F_NETNS && join_namespaces() < 0)
 		give_up();
 	init = start_init();
-	close(pair[1]);
 	if (!(plan->flags & (F_WRAPPED | F_NO_VIEW)) && (joined ? stay_ordinary() < 0 : maps_by_monitor && write_maps(init) < 0)) {
 		step_name = "identity";
 		report_failure(M_FAILED, step_name, errno, step_path);

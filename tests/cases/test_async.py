@@ -14,7 +14,7 @@ import time
 import warnings
 
 import pytest
-from conftest import ROOT, on_trio, processes_with, wait_until
+from conftest import TIER, ROOT, on_trio, processes_with, wait_until
 
 import sandboxed_subprocess as sp
 from sandboxed_subprocess import aio
@@ -36,7 +36,7 @@ DAEMON = (
 
 @pytest.fixture(autouse=True)
 def sandbox():
-    needs("namespaces")
+    needs(TIER)
 
 
 @pytest.fixture
@@ -403,7 +403,7 @@ def test_what_is_started_meanwhile_has_its_sandbox(ws, policy, outside, monkeypa
         sp.run(["touch", f"{outside}/no"], policy=None, stderr=sp.DEVNULL)
         sp.run(["touch", "yes"], policy=None)
         assert sp.run(["true"]).sandbox.backend is None
-    assert sp.run(["true"]).sandbox.backend == "namespaces"
+    assert sp.run(["true"]).sandbox.backend == TIER
     assert not (outside / "no").exists() and (ws / "yes").exists()
 
 

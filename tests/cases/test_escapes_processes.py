@@ -216,16 +216,15 @@ def test_the_kernels_buttons_are_out_of_reach(sh):
     release_agent run a program outside."""
     result = sh(
         """
-find /proc/ /sys/ -xdev -maxdepth 4 -type f -writable 2>/dev/null | grep -v ^/proc/[0-9] | head
-for f in /proc/sysrq-trigger /proc/sys/kernel/core_pattern /proc/sys/kernel/modprobe /proc/sys/vm/drop_caches \
+for f in $(find /proc/ /sys/ -xdev -maxdepth 4 -type f -writable 2>/dev/null | grep -v ^/proc/[0-9] | head -500) \
+          /proc/sysrq-trigger /proc/sys/kernel/core_pattern /proc/sys/kernel/modprobe /proc/sys/vm/drop_caches \
          /proc/self/oom_score_adj /sys/kernel/uevent_helper /sys/power/state $(find /sys/fs/cgroup -name cgroup.procs 2>/dev/null | head -3); do
     [ -e $f ] && (exec 3>>$f) 2>/dev/null && echo writable $f
 done
 mkdir /sys/fs/cgroup/made 2>/dev/null && echo made
-ls /dev | tr '\\n' ' '"""
+echo ran"""
     )
-    assert set(result.stdout.split()) <= {"fd", "full", "null", "ptmx", "pts", "random", "shm", "stderr", "stdin", "stdout", "tty", "urandom", "zero"}
-    assert "null" in result.stdout
+    assert result.stdout == "ran\n"
     assert not os.path.exists("/sys/fs/cgroup/made")
 
 

@@ -14,7 +14,7 @@ import threading
 import time
 
 import pytest
-from conftest import LOOPS, needs_package, processes_with, wait_until
+from conftest import TIER, LOOPS, needs_package, processes_with, wait_until
 
 import sandboxed_subprocess as sp
 from sandboxed_subprocess import aio
@@ -25,7 +25,7 @@ PY = sys.executable
 
 @pytest.fixture(autouse=True)
 def sandbox():
-    needs("namespaces")
+    needs(TIER)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import os
 import sys
 
 import pytest
+from conftest import TIER
 
 import sandboxed_subprocess as sp
 from sandboxed_subprocess._environment import looks_innocent
@@ -28,7 +29,7 @@ def test_markers_tell_a_command_where_it_is(seen, ws):
     """Build tools skip what cannot work in a sandbox when they are told that they are in one."""
     env = seen()
     assert env["SANDBOXED_SUBPROCESS_ACTIVE"] == env["SANDBOXED_SUBPROCESS_NETWORK_DISABLED"] == "1"
-    assert env["SANDBOXED_SUBPROCESS_TYPE"] == "LinuxNamespaces"
+    assert env["SANDBOXED_SUBPROCESS_TYPE"] == f"Linux{TIER.capitalize()}"
     assert env["SANDBOXED_SUBPROCESS_WRITABLE_ROOTS"] == str(ws)
 
 

@@ -15,11 +15,11 @@ import sys
 import time
 
 import pytest
-from conftest import wait_until
+from conftest import only_namespaces, wait_until
 
 import sandboxed_subprocess as sp
 from sandboxed_subprocess import _backends, _native, _prepare
-from sandboxed_subprocess._backends import linux_namespaces
+from sandboxed_subprocess._backends import _descriptors, _linux, _records, linux_namespaces
 from sandboxed_subprocess._backends._channel import ChannelLaunch, send_plan
 
 
@@ -43,6 +43,7 @@ def replace_launcher(monkeypatch, stub):
     monkeypatch.setattr(backend, "_launcher_id", (stub.stat().st_dev, stub.stat().st_ino))
 
 
+@only_namespaces
 def test_a_launcher_that_was_replaced_is_not_run(run, ws, monkeypatch, place):
     """A run beside this one moved the directory above the package and put its own program in the launcher's place: it would
     run outside. Only the file that this process began with is executed."""
@@ -51,12 +52,13 @@ def test_a_launcher_that_was_replaced_is_not_run(run, ws, monkeypatch, place):
     stub.chmod(0o755)
     monkeypatch.setattr(_backends.detect("namespaces"), "_launcher", str(stub))
     assert run(["true"]).returncode == 0  # it is kept open
-    monkeypatch.setattr(linux_namespaces, "launcher_fd", -1)  # but a program may have closed all that it did not know
+    monkeypatch.setattr(_descriptors, "launcher_fd", -1)  # but a program may have closed all that it did not know
     with pytest.raises(sp.SandboxSetupError, match="not the one"):
         run(["touch", "made"])
     assert not (ws / "made").exists() and not (place / "escaped").exists()
 
 
+@only_namespaces
 def test_a_launcher_that_is_killed_during_setup_is_a_setup_error(run, ws, monkeypatch, place):
     """Out of memory, or an outer filter: end of file without a word is not "it runs"."""
     stub = place / "launcher"
@@ -68,6 +70,7 @@ def test_a_launcher_that_is_killed_during_setup_is_a_setup_error(run, ws, monkey
     assert not (ws / "made").exists()
 
 
+@only_namespaces
 def test_a_launcher_that_exits_with_0_and_runs_nothing_is_a_setup_error(run, monkeypatch, place):
     """The most dangerous way to fail: it would look like an empty, successful run."""
     stub = place / "launcher"
@@ -78,14 +81,15 @@ def test_a_launcher_that_exits_with_0_and_runs_nothing_is_a_setup_error(run, mon
         run(["true"])
 
 
+@only_namespaces
 @pytest.mark.parametrize(
     "records, step, number",
     [
-        ([(linux_namespaces._SOURCE, b"/no/such/source")], "open_tree", errno.ENOENT),
-        ([(linux_namespaces._PROTECT, b"/no/such/path")], "protect", errno.ENOENT),
-        ([(linux_namespaces._RULE, b"/no/such/rule")], "landlock_rules", errno.ENOENT),
-        ([(linux_namespaces._MKDIR, b"no/parent")], "mkdir", errno.ENOENT),
-        ([(linux_namespaces._FILTER, b"")], "seccomp", errno.EINVAL),
+        ([(_records.SOURCE, b"/no/such/source")], "open_tree", errno.ENOENT),
+        ([(_records.PROTECT, b"/no/such/path")], "protect", errno.ENOENT),
+        ([(_records.RULE, b"/no/such/rule")], "landlock_rules", errno.ENOENT),
+        ([(_records.MKDIR, b"no/parent")], "mkdir", errno.ENOENT),
+        ([(_records.FILTER, b"")], "seccomp", errno.EINVAL),
     ],
 )
 def test_every_layer_that_cannot_be_applied_names_itself(run, ws, monkeypatch, records, step, number):
@@ -93,15 +97,13 @@ def test_every_layer_that_cannot_be_applied_names_itself(run, ws, monkeypatch, r
     render = linux_namespaces.render_view
 
     def broken(plan, ll):
-        data, sources = render(plan, ll)
-        for kind, text in records:
-            if kind == linux_namespaces._FILTER:
-                data += linux_namespaces._record(kind, 0, 0, 8, 0, raw=struct.pack("=HBBI", 0xFFFF, 0, 0, 0))
-            else:
-                extra = linux_namespaces._record(kind, 0, 0, 2, 0, text)
-                sources += kind == linux_namespaces._SOURCE
-                data = extra + data if kind == linux_namespaces._SOURCE else data + extra
-        return data, sources
+        extra = [
+            _records.op(kind, 0, 0, 8, 0, raw=struct.pack("=HBBI", 0xFFFF, 0, 0, 0))
+            if kind == _records.FILTER
+            else _records.op(kind, 0, 0, 2, 0, text)
+            for kind, text in records
+        ]
+        return [*(e for e in extra if e.kind == _records.SOURCE), *render(plan, ll), *(e for e in extra if e.kind != _records.SOURCE)]
 
     monkeypatch.setattr(linux_namespaces, "render_view", broken)
     monkeypatch.setattr(_backends.detect("namespaces"), "_rendered", {})
@@ -135,10 +137,10 @@ def test_a_launcher_without_a_plan_says_so():
 @pytest.mark.parametrize("damage", ["empty", "short", "magic", "size", "record", "string", "attach", "sources"])
 def test_a_damaged_plan_is_refused_before_anything_happens(ws, damage):
     """Parsed whole, then acted upon: the launcher reads memory that another process wrote."""
-    header = linux_namespaces._HEADER
-    good = linux_namespaces._record(linux_namespaces._EXEC, 0, 0, 0, 0, b"/bin/true")
+    header = _records.HEADER
+    good = _records.record(_records.EXEC, 0, 0, 0, 0, b"/bin/true")
 
-    def plan(body, magic=b"sbxplan3", extra=0, sources=0):
+    def plan(body, magic=b"sbxplan4", extra=0, sources=0):
         return (
             header.pack(magic, header.size + len(body) + extra, os.getpid(), 0, 0, 0, 0, sources, -1, 0, 0, 0, 0, b"1m", b"1")
             + body
@@ -146,12 +148,12 @@ def test_a_damaged_plan_is_refused_before_anything_happens(ws, damage):
 
     data = {
         "empty": b"",
-        "short": b"sbxplan3",
+        "short": b"sbxplan4",
         "magic": plan(good, magic=b"sbxplan0"),
         "size": plan(good, extra=8),
         "record": plan(struct.pack("=II", 3, 1 << 30) + b"x" * 64),
-        "string": plan(linux_namespaces._RECORD.pack(2, 32, 0, 0, 0, 0) + b"notended"),
-        "attach": plan(good + linux_namespaces._record(linux_namespaces._ATTACH, 0, 7, 0, 0, b"/")),
+        "string": plan(_records._RECORD.pack(2, 32, 0, 0, 0, 0) + b"notended"),
+        "attach": plan(good + _records.record(_records.ATTACH, 0, 7, 0, 0, b"/")),
         "sources": plan(good, sources=3),
     }[damage]
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -218,6 +220,7 @@ def test_best_effort_runs_and_reports_every_gap(ws, monkeypatch):
     assert result.sandbox.gaps == ("limits.memory_bytes", "limits.processes")
 
 
+@only_namespaces
 @pytest.mark.filterwarnings("ignore::sandboxed_subprocess.SandboxWarning")
 def test_without_landlock_the_policy_is_refused_and_best_effort_names_it(ws, monkeypatch):
     """Writing into a named pipe of the host passes a read-only mount; only Landlock stops it, so its absence is a gap."""
@@ -226,7 +229,7 @@ def test_without_landlock_the_policy_is_refused_and_best_effort_names_it(ws, mon
     bare = linux_namespaces.Namespaces(_native.locate(), Landlock(0, missing="this kernel has no Landlock"))
     monkeypatch.setitem(_backends._found, "namespaces", bare)
     with pytest.raises(sp.SandboxUnavailable, match=r"named pipes.*no Landlock"):
-        sp.run(["true"], policy=sp.Policy.workspace_write(ws))
+        sp.run(["true"], policy=sp.Policy.workspace_write(ws, backend="namespaces"))
     result = sp.run(
         ["sh", "-c", "echo x > ../other"],
         cwd=ws,
@@ -237,6 +240,7 @@ def test_without_landlock_the_policy_is_refused_and_best_effort_names_it(ws, mon
     assert result.sandbox.gaps == ("named pipes of the host, and files handed over for reading, cannot be written",)
 
 
+@only_namespaces
 @pytest.mark.filterwarnings("ignore::sandboxed_subprocess.SandboxWarning")
 def test_a_landlock_that_does_not_see_truncation_still_leaves_handed_over_files_whole(ws, monkeypatch):
     """Linux 5.19 to 6.1: the right TRUNCATE was left out there without a word, and truncate("/proc/self/fd/0") emptied a
@@ -280,6 +284,7 @@ with open("own", "r+") as file:
     assert (ws / "own").read_text() == "n"
 
 
+@only_namespaces
 def test_without_libseccomp_the_policy_is_refused(ws, monkeypatch):
     """The filter is not optional."""
     from sandboxed_subprocess._backends import _seccomp
@@ -287,12 +292,12 @@ def test_without_libseccomp_the_policy_is_refused(ws, monkeypatch):
     def broken(*arguments):
         raise sp._errors.Missing("libseccomp.so.2 is not there", "install it")
 
-    monkeypatch.setattr(linux_namespaces, "compile_filter", broken)
+    monkeypatch.setattr(_linux, "compile_filter", broken)
     monkeypatch.setitem(
         _backends._found, "namespaces", linux_namespaces.Namespaces(_native.locate(), linux_namespaces.landlock())
     )
     with pytest.raises(sp.SandboxUnavailable, match=r"system calls.*libseccomp"):
-        sp.run(["true"], policy=sp.Policy.workspace_write(ws))
+        sp.run(["true"], policy=sp.Policy.workspace_write(ws, backend="namespaces"))
     assert _seccomp.compile_filter(())
 
 

@@ -9,7 +9,7 @@ import sys
 import time
 
 import pytest
-from conftest import needs_package, on_trio, processes_with, wait_until
+from conftest import TIER, needs_package, on_trio, processes_with, wait_until
 
 import sandboxed_subprocess as sp
 from sandboxed_subprocess import aio
@@ -20,7 +20,7 @@ PY = sys.executable
 
 @pytest.fixture(autouse=True)
 def sandbox():
-    needs("namespaces")
+    needs(TIER)
 
 
 @pytest.fixture
