@@ -43,6 +43,7 @@ class Feature(enum.Enum):
     NO_PRIVILEGES = "no capabilities, no new privileges"
     PROCESSES = "processes outside out of reach"
     PROCESS_LIST = "processes outside invisible"
+    ROOT_FILES = "files of every owner for root (danger.ROOT_FILE_ACCESS)"
     TREE_KILL = "the whole tree ends with the command, the caller or kill()"
     LIMIT_MEMORY = "limits.memory_bytes"
     LIMIT_PROCESSES = "limits.processes"
@@ -288,6 +289,8 @@ def required_features(policy: Policy) -> frozenset[Feature]:
     }
     if policy.unix_sockets:
         needed.add(Feature.CHOSEN_SOCKETS)
+    if danger.ROOT_FILE_ACCESS in policy.write:
+        needed.add(Feature.ROOT_FILES)
     if policy.write:
         needed.add(Feature.PROTECTED_PATHS)
     if policy.tmp != "shared":
@@ -869,7 +872,12 @@ def compile_plan(view: View, command: Command, visible: dict[str, str], dropped:
     """
     global _surroundings
     moment, pins = observe(view)
+    foreign = _foreign_root(view, command) if sys.platform != "win32" and os.geteuid() == 0 else ""
+    if foreign and view.policy.enforcement == "strict":
+        raise PolicyError(foreign)
     composition = compose(view, moment)
+    if foreign:
+        composition = composition._replace(notes=(*composition.notes, foreign))
     known = _surroundings
     if known is None or known[0] is not composition or known[1] is not visible:
         environ = dict(visible)
@@ -880,6 +888,33 @@ def compile_plan(view: View, command: Command, visible: dict[str, str], dropped:
         if inherits:
             _surroundings = known
     return Plan(composition, command, pins, known[2], dropped)
+
+
+def _foreign_root(view: View, command: Command) -> str:
+    """Without its capabilities root can write in no directory of somebody else's, as it could without a sandbox: in a container,
+    say, where the workspace is the host user's. The error for that; else an empty text."""
+    if danger.ROOT_FILE_ACCESS in view.policy.write and not command.uid:
+        return ""
+    uid = command.uid or 0
+    groups = {os.getegid() if command.gid is None else command.gid, *(os.getgroups() if command.groups is None else command.groups)}
+    for root, given, _ in view.given:
+        st = os.stat(root)
+        shift = 6 if st.st_uid == uid else 3 if st.st_gid in groups else 0
+        if st.st_mode >> shift & 0o3 == 0o3 or _has_acl(root):
+            continue
+        return (
+            f"writable root {given!r} belongs to uid {st.st_uid} (mode {stat.S_IMODE(st.st_mode):04o}), and the command would run as"
+            f" uid {uid} without root's power over files, so that it could not write there. Run it with user={st.st_uid}; or, to give"
+            " root's command that power in this sandbox, name danger.ROOT_FILE_ACCESS in write="
+        )
+    return ""
+
+
+def _has_acl(path: str) -> bool:
+    try:
+        return bool(os.getxattr(path, "system.posix_acl_access")) if sys.platform == "linux" else False
+    except OSError:
+        return False
 
 
 def _settle_directories(composition: Composition, environ: dict[str, str], inherits: bool) -> tuple[str, ...]:

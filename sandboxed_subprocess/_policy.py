@@ -316,7 +316,7 @@ class Policy(Frozen):
             if isinstance(self.read, str) and not self.read.startswith(("/", "~", ".")):
                 raise PolicyError(f"read={self.read!r}: 'all', 'minimal', or a list of paths")
             put("read", _paths(self.read, "read"))
-        put("write", _paths(self.write, "write", dangers=(danger.WRITABLE_INTERPRETER,)))
+        put("write", _paths(self.write, "write", dangers=(danger.WRITABLE_INTERPRETER, danger.ROOT_FILE_ACCESS)))
         put("deny_read", _paths(self.deny_read, "deny_read", globs=True))
         put("deny_write", _paths(self.deny_write, "deny_write", globs=True))
         for field in ("exceptions", "devices", "unix_sockets"):
@@ -411,7 +411,7 @@ class Policy(Frozen):
     @classmethod
     def workspace_write(cls, *roots: StrPath, **fields: Unpack[PolicyFields]) -> Self:
         """Reads everything but secrets, writes `roots` and a private /tmp, reaches no network."""
-        write = _paths(fields.pop("write", ()), "write", dangers=(danger.WRITABLE_INTERPRETER,))
+        write = _paths(fields.pop("write", ()), "write", dangers=(danger.WRITABLE_INTERPRETER, danger.ROOT_FILE_ACCESS))
         return cls(**_parts({**fields, "write": (*roots, *write)}))
 
     @classmethod

@@ -33,4 +33,10 @@ WRITABLE_INTERPRETER: Final = Danger("WRITABLE_INTERPRETER")
 """In `write=`: opens `sys.prefix` (so that `pip install` into the running environment works). What a command
 writes there runs unsandboxed the next time the interpreter starts. This package itself stays read-only."""
 
-ALL: Final = {d.name: d for d in (UNRESTRICTED_NETWORK, WRITABLE_INTERPRETER)}
+ROOT_FILE_ACCESS: Final = Danger("ROOT_FILE_ACCESS")
+"""In `write=`: root's command keeps the capabilities by which root owns every file (CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_FOWNER; see
+capabilities(7)), for a workspace that belongs to somebody else. It reads what any user may read, and inside the writable roots
+whose file it is makes no difference; the roots, denials and everything else hold. Prefer `user=`. No effect where the command
+does not run as root."""
+
+ALL: Final = {d.name: d for d in (UNRESTRICTED_NETWORK, WRITABLE_INTERPRETER, ROOT_FILE_ACCESS)}

@@ -11,10 +11,10 @@ import sys
 assert sys.platform == "linux"
 
 import array
-import contextlib
 import errno
 import os
 import select
+import shutil
 import signal
 import socket
 import struct
@@ -51,7 +51,7 @@ class ChannelLaunch(Launch):
         lease: Lease | None,
         cleanup: Sequence[str] = (),
     ) -> None:
-        self._cleanup = cleanup
+        self._cleanup = list(cleanup)
         self._child_fds = list(child_fds)
         self._channel: socket.socket | None = channel
         self._init_fd = -1
@@ -71,13 +71,10 @@ class ChannelLaunch(Launch):
         while self._child_fds:
             os.close(self._child_fds.pop())
 
-    def abandon(self) -> None:
-        for path in self._cleanup:
-            with contextlib.suppress(FileNotFoundError):
-                os.rmdir(path)
-        super().abandon()
-
     def close_parent_side(self) -> None:
+        # The launcher has removed them, unless it was killed or never began.
+        while self._cleanup:
+            shutil.rmtree(self._cleanup.pop(), ignore_errors=True)
         if self._channel is not None:
             self._channel.close()
             self._channel = None

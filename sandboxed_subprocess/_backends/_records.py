@@ -11,6 +11,7 @@ import os
 import struct
 from typing import NamedTuple
 
+from .. import danger
 from .._plan import Command, Plan
 from .._policy import Limits
 from ._seccomp import compile_filter
@@ -21,7 +22,7 @@ _RECORD = struct.Struct("=IIIIQQ")
 (ARGV0, EXEC, KEEP, GROUP, RLIMIT, FILTER, SOURCE, BASE, MKDIR, FILE, LINK, TBIND, ATTACH, PROTECT,
  PROC, DEVPTS, RULE, MASK, SEAL, ALIAS, SOCKET, WRAPPER, DATA, CHECK, TIDY, OPTION) = range(1, 27)  # fmt: skip
 # In the header.
-NETNS, _UID, _GID, _GROUPS, _SETSID, _SETPGID, LISTENER, WRAPPED, NO_VIEW = 1, 2, 4, 8, 16, 32, 64, 128, 256
+NETNS, _UID, _GID, _GROUPS, _SETSID, _SETPGID, LISTENER, WRAPPED, NO_VIEW, _ROOT_FILES = (1 << bit for bit in range(10))
 # In `a` of a record.
 READONLY, OPTIONAL, DEVICES, PINNED, FLAT, OURS = 1, 2, 8, 16, 32, 64
 # In `b` of a CHECK.
@@ -66,6 +67,8 @@ def command_flags(plan: Plan) -> int:
     flags |= _GROUPS if command.groups is not None else 0
     flags |= _SETSID if command.session else 0
     flags |= _SETPGID if command.group_leader else 0
+    if danger.ROOT_FILE_ACCESS in plan.policy.write and os.geteuid() == 0 and not command.uid:
+        flags |= _ROOT_FILES
     return flags
 
 

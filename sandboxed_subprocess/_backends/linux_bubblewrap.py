@@ -360,6 +360,7 @@ class Bubblewrap(LauncherBackend):
             Feature.PROCESS_LIST,
             Feature.TREE_KILL,
         }
+        self.why_not[Feature.ROOT_FILES] = "bubblewrap maps one user only"
         self._claim_scopes(found, Feature.ABSTRACT_SOCKETS)
         self._claim_sockets(found, no_listener)
 

@@ -37,6 +37,7 @@ _INHERENT = {
     Feature.LOOPBACK: "there is no network namespace",
     Feature.CHOSEN_SOCKETS: "a filter cannot tell one unix socket from another",
     Feature.PROCESS_LIST: "there is no process namespace",
+    Feature.ROOT_FILES: "without a user namespace it would be the power over every file of the host",
 }
 
 
@@ -98,8 +99,8 @@ class LandlockOnly(LauncherBackend):
         view = plan.view
         tmp = str(view.tmp_source) if view.tmp_source else next(iter(parts["cleanup"]), "")  # type: ignore[call-overload]
         for name in (b"TMPDIR", b"TEMP", b"TMP"):
-            # Also where there is none: /tmp, which programs use then, cannot be written.
-            value = os.fsdecode(environ.get(name, b"/tmp" if name == b"TMPDIR" else b""))
+            # An environment that was given in full and has none stays as it is; there is one in every other.
+            value = os.fsdecode(environ.get(name, b""))
             rule = plan.composition.decide(_paths.resolve(value).real) if os.path.isabs(value) else None
             if tmp and value and (rule is None or rule.access is not Access.WRITE):
                 environ[name] = os.fsencode(tmp)

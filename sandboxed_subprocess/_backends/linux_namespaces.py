@@ -7,6 +7,7 @@ import sys
 assert sys.platform == "linux"
 
 import errno
+import os
 
 from .._errors import Missing
 from .._plan import Feature, Plan
@@ -38,6 +39,10 @@ class Namespaces(LauncherBackend):
             Feature.PROCESS_LIST,
             Feature.TREE_KILL,
         }
+        if os.geteuid() == 0:
+            found.add(Feature.ROOT_FILES)
+        else:
+            self.why_not[Feature.ROOT_FILES] = "this process is not root's"
         self._claim_scopes(found, Feature.ABSTRACT_SOCKETS)
         self._claim_sockets(found, no_listener)
 

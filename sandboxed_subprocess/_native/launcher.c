@@ -146,7 +146,8 @@ struct header {
 /* F_WRAPPED: bubblewrap makes the namespaces and the mounts, and this program, started again by it, is process 1 in them.
  * F_NO_VIEW: there are none; Landlock and the filter are all, and init ends the tree as its subreaper. */
 enum {
-	F_NETNS = 1, F_UID = 2, F_GID = 4, F_GROUPS = 8, F_SETSID = 16, F_SETPGID = 32, F_LISTENER = 64, F_WRAPPED = 128, F_NO_VIEW = 256
+	F_NETNS = 1, F_UID = 2, F_GID = 4, F_GROUPS = 8, F_SETSID = 16, F_SETPGID = 32, F_LISTENER = 64, F_WRAPPED = 128, F_NO_VIEW = 256,
+	F_ROOT_FILES = 512
 };
 
 enum kind {
@@ -551,6 +552,8 @@ static int64_t now_ms(void)
 
 /* ---- init: building the sandbox ------------------------------------------------------------------------------------ */
 
+static void __attribute__((noreturn)) leave(int status);
+
 static int begin_session(void)
 {
 	struct pollfd lifeline = {.fd = pair[1], .events = POLLIN};
@@ -568,7 +571,7 @@ static int begin_session(void)
 	if (poll(&lifeline, 1, 0) < 0)
 		return -1;
 	if (lifeline.revents & POLLHUP)
-		_exit(0);
+		leave(0);
 	return 0;
 }
 
@@ -1302,6 +1305,30 @@ static int has_capability(int number)
 	return syscall(SYS_capget, &h, d) == 0 && d[number / 32].effective & (1u << number % 32);
 }
 
+/* What the command keeps: nothing, or root's power over files that are not its own, in our user namespace. */
+static uint32_t kept_capabilities(void)
+{
+	return plan->flags & F_ROOT_FILES ? 1u << 0 /* CHOWN */ | 1u << 1 /* DAC_OVERRIDE */ | 1u << 3 /* FOWNER */ : 0;
+}
+
+/* With NOROOT set, being root brings nothing at an exec; what is to stay has to be ambient (man 7 capabilities). */
+static int keep_over_exec(void)
+{
+	struct cap_header h = {CAPABILITY_VERSION_3, 0};
+	struct cap_data d[2];
+
+	if (syscall(SYS_capget, &h, d) < 0)
+		return -1;
+	d[0].inheritable = kept_capabilities();
+	d[1].inheritable = 0;
+	if (syscall(SYS_capset, &h, d) < 0)
+		return -1;
+	for (int c = 0; c < 32; c++)
+		if (kept_capabilities() & (1u << c) && prctl(PR_CAP_AMBIENT_, 2 /* RAISE */, c, 0, 0) < 0)
+			return -1;
+	return 0;
+}
+
 static int drop_bounding(void)
 {
 	int c = 0;
@@ -1310,12 +1337,14 @@ static int drop_bounding(void)
 	 * regained (verified below). */
 	if (plan->flags & (F_WRAPPED | F_NO_VIEW) && !has_capability(CAP_SETPCAP_))
 		return prctl(PR_CAP_AMBIENT_, 4 /* CLEAR_ALL */, 0, 0, 0);
-	while (prctl(PR_CAPBSET_DROP, c, 0, 0, 0) == 0)
+	while (c < 32 && kept_capabilities() & (1u << c) ? 1 : prctl(PR_CAPBSET_DROP, c, 0, 0, 0) == 0)
 		c++;
 	if (errno != EINVAL || c < 38)      /* EINVAL ends the list; every supported kernel knows at least 38 */
 		return -1;
 	/* Ambient first: NO_CAP_AMBIENT_RAISE does not clear what is there. */
 	if (prctl(PR_CAP_AMBIENT_, 4 /* CLEAR_ALL */, 0, 0, 0) < 0)
+		return -1;
+	if (kept_capabilities() && keep_over_exec() < 0)
 		return -1;
 	return prctl(PR_SET_SECUREBITS, SECUREBITS_, 0, 0, 0);
 }
@@ -1332,11 +1361,16 @@ static int switch_user(void)
 	return 0;
 }
 
-static int drop_capabilities(void)
+static int limit_capabilities(uint32_t kept)
 {
 	struct cap_header h = {CAPABILITY_VERSION_3, 0};
-	struct cap_data none[2] = {{0, 0, 0}, {0, 0, 0}};
-	return (int)syscall(SYS_capset, &h, none);
+	struct cap_data left[2] = {{kept, kept, kept}, {0, 0, 0}};
+	return (int)syscall(SYS_capset, &h, left);
+}
+
+static int drop_capabilities(void)
+{
+	return limit_capabilities(kept_capabilities());
 }
 
 static int inherited_rule(int ruleset, int fd, uint64_t handled)
@@ -1458,7 +1492,7 @@ static int verify(void)
 	if (syscall(SYS_capget, &h, d) < 0)
 		return -1;
 	for (int i = 0; i < 2; i++)
-		if (d[i].effective | d[i].permitted | d[i].inheritable) {
+		if ((d[i].effective | d[i].permitted | d[i].inheritable) & ~(i ? 0 : kept_capabilities())) {
 			errno = EPERM;
 			return -1;
 		}
@@ -2073,7 +2107,7 @@ static int keep_ptrace_only(void)
 
 	/* Under bubblewrap we may have no capability at all: then being the command's user has to do. */
 	if (plan->flags & F_WRAPPED && !has_capability(CAP_SYS_PTRACE_))
-		return drop_capabilities() < 0 ? -1 : prctl(PR_SET_DUMPABLE, 0);
+		return limit_capabilities(0) < 0 ? -1 : prctl(PR_SET_DUMPABLE, 0);
 	if (prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0) < 0 || switch_user() < 0 || syscall(SYS_capset, &h, d) < 0)
 		return -1;
 	return prctl(PR_SET_DUMPABLE, 0);
@@ -2280,8 +2314,10 @@ static void __attribute__((noreturn)) init_main(void)
 	for (; steps->name; steps++) {
 		step_name = steps->name;
 		step_path = NULL;
-		if (steps->run() < 0)
-			give_up();
+		if (steps->run() < 0) {
+			report_failure(M_FAILED, step_name, errno, step_path);
+			leave(125);
+		}
 		mark(steps->name);
 	}
 	step_name = "vfork";
@@ -2655,7 +2691,7 @@ static int join_namespaces(void)
  * belongs to root. */
 static int stay_ordinary(void)
 {
-	if (drop_capabilities() < 0)
+	if (limit_capabilities(0) < 0)
 		return -1;
 	return prctl(PR_SET_DUMPABLE, 1);
 }
