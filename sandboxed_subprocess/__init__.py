@@ -48,11 +48,12 @@ __all__ = [
     "CalledProcessError", "DEVNULL", "SubprocessError", "TimeoutExpired", "CompletedProcess",
     "CommandRejected", "Enforcement", "Environment", "Glob", "LimitExceeded", "Limits", "NetworkRule", "Policy",
     "PolicyError", "Report", "SandboxError", "SandboxSetupError", "SandboxUnavailable", "SandboxWarning", "Usage",
-    "Violation", "default_policy", "network_rule", "set_default_policy",
+    "Violation", "default_policy", "network_rule", "self_test", "set_default_policy",
 ]  # fmt: skip
 
 if _typing.TYPE_CHECKING:
     from . import aio
+    from ._selftest import self_test
     from .aio import create_subprocess_exec, create_subprocess_shell
 
 if _typing.TYPE_CHECKING and sys.platform == "win32":
@@ -102,6 +103,8 @@ if not _typing.TYPE_CHECKING:
         `mock.patch("subprocess._fork_exec")` works as ever."""
 
         def __getattr__(self, name: str) -> object:
+            if name == "self_test":
+                return _importlib.import_module(f"{__name__}._selftest").self_test
             if name not in ("aio", "create_subprocess_exec", "create_subprocess_shell"):
                 raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
             # By name: a "from . import aio" would ask here again.

@@ -22,7 +22,7 @@ from sandboxed_subprocess._plan import Feature
 from sandboxed_subprocess.testing import must_work, needs
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "helpers"))
-from tier_gaps import gap  # noqa: E402
+from tier_gaps import gap
 
 ROOT = os.geteuid() == 0
 # Not below /tmp: the sandbox replaces that, and an attack on a directory that is not there proves nothing.

@@ -28,6 +28,25 @@ from ._seccomp import compile_filter
 # What the launcher itself sees to, whatever is around it.
 EVERYWHERE = frozenset({Feature.NO_PRIVILEGES, Feature.LIMIT_FILE, Feature.LIMIT_FILES, Feature.LIMIT_WALL})
 
+# What namespaces and mounts hold, whoever has made them.
+OF_A_VIEW = frozenset(
+    {
+        Feature.WRITE_RULES,
+        Feature.READ_RULES,
+        Feature.PROTECTED_PATHS,
+        Feature.DENIED_IN_ROOTS,
+        Feature.DENIED_NAMES,
+        Feature.METADATA,
+        Feature.PRIVATE_TMP,
+        Feature.PRIVATE_DEV,
+        Feature.NETWORK_NONE,
+        Feature.LOOPBACK,
+        Feature.PROCESSES,
+        Feature.PROCESS_LIST,
+        Feature.TREE_KILL,
+    }
+)
+
 
 def file_id(path: str) -> tuple[int, int]:
     st = os.stat(path)

@@ -23,7 +23,7 @@ from .._plan import Feature, Plan, granted_roots
 from . import DEVNULL, PIPE, StdlibPopen, TimeoutExpired
 from ._channel import missing
 from ._landlock import landlock
-from ._linux import LauncherBackend, file_id, launcher, refuse_nesting
+from ._linux import OF_A_VIEW, LauncherBackend, file_id, launcher, refuse_nesting
 from ._records import (
     A_DEVPTS,
     A_NODE,
@@ -157,8 +157,9 @@ def render_options(view: list[Op], options: _Options) -> None:
     base = ""
 
     def content(below: str) -> list[Op]:
-        prefix = f"{below}/".encode() if below else b""
-        return [e for e in skeleton if e.texts[0].startswith(prefix) and (below or not (e.texts[0] + b"/").startswith(b".sandbox/"))]
+        if not below:
+            return [e for e in skeleton if not (e.texts[0] + b"/").startswith(b".sandbox/")]
+        return [e for e in skeleton if e.texts[0].startswith(f"{below}/".encode())]
 
     for item in view:
         texts = [os.fsdecode(text) for text in item.texts]
@@ -345,21 +346,7 @@ class Bubblewrap(LauncherBackend):
         super().__init__(launcher, ll, no_listener)  # type: ignore[arg-type]
 
     def _claim(self, found: set[Feature], no_listener: str) -> None:
-        found |= {
-            Feature.WRITE_RULES,
-            Feature.READ_RULES,
-            Feature.PROTECTED_PATHS,
-            Feature.DENIED_IN_ROOTS,
-            Feature.DENIED_NAMES,
-            Feature.METADATA,
-            Feature.PRIVATE_TMP,
-            Feature.PRIVATE_DEV,
-            Feature.NETWORK_NONE,
-            Feature.LOOPBACK,
-            Feature.PROCESSES,
-            Feature.PROCESS_LIST,
-            Feature.TREE_KILL,
-        }
+        found |= OF_A_VIEW
         self.why_not[Feature.ROOT_FILES] = "bubblewrap maps one user only"
         self._claim_scopes(found, Feature.ABSTRACT_SOCKETS)
         self._claim_sockets(found, no_listener)

@@ -22,7 +22,7 @@ from .._report import Report
 from ._channel import ChannelLaunch, missing
 from ._landlock import IOCTL_DEV, READ_FILE, TRUNCATE, WRITE_FILE, landlock
 from ._linux import LauncherBackend, launcher, refuse_nesting
-from ._records import NO_VIEW, OPTIONAL, RULE, TIDY, record
+from ._records import NETNS, NO_VIEW, OPTIONAL, RULE, TIDY, record
 
 _NODES = ("null", "zero", "full", "random", "urandom", "tty")
 
@@ -70,8 +70,6 @@ class LandlockOnly(LauncherBackend):
         return (*super().key(plan), tuple(map(_paths.stamp, directories)))
 
     def flags(self, plan: Plan) -> int:
-        from ._records import NETNS
-
         return super().flags(plan) & ~NETNS
 
     def records(self, plan: Plan) -> tuple[bytes, int]:

@@ -9,12 +9,11 @@ assert sys.platform == "linux"
 import errno
 import os
 
-from .._errors import Missing
 from .._plan import Feature, Plan
 from ._channel import missing
 from ._descriptors import Lease, slot
 from ._landlock import landlock
-from ._linux import LauncherBackend, launcher, refuse_nesting
+from ._linux import OF_A_VIEW, LauncherBackend, launcher, refuse_nesting
 from ._records import BASE, NETNS, PROC, READONLY, SOURCE, encode, record
 from ._view import render_view
 
@@ -24,21 +23,7 @@ class Namespaces(LauncherBackend):
     kind = "LinuxNamespaces"
 
     def _claim(self, found: set[Feature], no_listener: str) -> None:
-        found |= {
-            Feature.WRITE_RULES,
-            Feature.READ_RULES,
-            Feature.PROTECTED_PATHS,
-            Feature.DENIED_IN_ROOTS,
-            Feature.DENIED_NAMES,
-            Feature.METADATA,
-            Feature.PRIVATE_TMP,
-            Feature.PRIVATE_DEV,
-            Feature.NETWORK_NONE,
-            Feature.LOOPBACK,
-            Feature.PROCESSES,
-            Feature.PROCESS_LIST,
-            Feature.TREE_KILL,
-        }
+        found |= OF_A_VIEW
         if os.geteuid() == 0:
             found.add(Feature.ROOT_FILES)
         else:

@@ -6,12 +6,15 @@ import json
 import os
 import platform
 import sys
+import warnings
 from typing import Any
 
 from .. import _backends
-from .._errors import Missing
+from .._errors import Missing, SandboxError
 from .._plan import Feature, required_features
 from .._policy import Policy
+from .._prepare import SandboxWarning
+from .._selftest import self_test
 from .._version import __version__
 from . import table
 
@@ -47,6 +50,17 @@ def _facts() -> dict[str, str]:
     return facts
 
 
+def _tried(backend: str) -> dict[str, Any]:
+    """What `self_test` says of a backend: canaries for everything that it promises here, really tried."""
+    policy = Policy.workspace_write(backend=backend, enforcement="best-effort")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SandboxWarning)
+            return self_test(policy).to_dict()
+    except (SandboxError, OSError) as error:
+        return {"ok": None, "checks": [], "error": str(error)}
+
+
 def examine() -> dict[str, Any]:
     """Plain data: facts, and for each backend what it can enforce here or why it cannot work."""
     backends: dict[str, Any] = {}
@@ -56,6 +70,7 @@ def examine() -> dict[str, Any]:
             backends[name] = {"works": False, "reason": found.reason, "advice": found.advice}
         else:
             backends[name] = {
+                "self_test": _tried(name),
                 "works": True,
                 "features": sorted(f.name for f in found.features),
                 "missing": {f.name: found.why_not.get(f, "not yet in this version") for f in Feature if f not in found.features},
@@ -70,9 +85,11 @@ def examine() -> dict[str, Any]:
 
 
 def main(*, json_output: bool = False) -> int:
-    """Prints it; 0 if the presets can be enforced in full here, else 1."""
+    """Prints it; 0 if the presets can be enforced in full here, and nothing got through in the self-tests; else 1."""
     found = examine()
     healthy = not any(value.startswith("refused") for value in found["presets"].values())
+    # A backend that promises what it does not hold is worse than none.
+    healthy = healthy and not any(b["works"] and b["self_test"]["ok"] is False for b in found["backends"].values())
     if json_output:
         print(json.dumps(found, indent=2))
         return 0 if healthy else 1
@@ -85,10 +102,15 @@ def main(*, json_output: bool = False) -> int:
             if backend["advice"]:
                 rows.append(("", "", f"What to do: {backend['advice']}"))
             continue
-        rows.append((name, "yes", ""))
+        tried = backend["self_test"]
+        verdict = {True: "self-test: everything held", False: "SELF-TEST: SOMETHING GOT THROUGH"}
+        rows.append((name, "yes", verdict.get(tried["ok"], f"self-test: not possible ({tried.get('error')})")))
+        checks = {check["feature"]: check for check in tried["checks"]}
         for feature in Feature:
             if feature.name in backend["features"]:
-                rows.append(("", "yes", feature.value))
+                check = checks.get(feature.name, {"holds": None})
+                how = {True: ", tried", False: f": GOT THROUGH: {check.get('detail')}"}.get(check["holds"], "")
+                rows.append(("", "yes" if check["holds"] is not False else "NO", feature.value + how))
         rows += [("", "no", f"{Feature[f].value}: {why}") for f, why in backend["missing"].items()]
     if not rows:
         rows.append(("-", "no", f"there is no backend for {sys.platform} yet"))

@@ -14,7 +14,7 @@ import time
 import warnings
 
 import pytest
-from conftest import TIER, ROOT, on_trio, processes_with, wait_until
+from conftest import ROOT, TIER, on_trio, processes_with, wait_until
 
 import sandboxed_subprocess as sp
 from sandboxed_subprocess import aio

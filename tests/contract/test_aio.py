@@ -14,7 +14,7 @@ import threading
 import time
 
 import pytest
-from conftest import TIER, LOOPS, needs_package, processes_with, wait_until
+from conftest import LOOPS, TIER, needs_package, processes_with, wait_until
 
 import sandboxed_subprocess as sp
 from sandboxed_subprocess import aio

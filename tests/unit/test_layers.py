@@ -12,6 +12,8 @@ PACKAGE = pathlib.Path(sandboxed_subprocess.__file__).parent
 LAYERS = [
     ["__init__", "__main__", "testing"],
     ["_cli"],
+    ["_selftest"],
+    ["_canaries"],
     ["_popen", "aio"],
     ["_asyncio", "_trio"],
     ["_outcome"],
