@@ -311,9 +311,16 @@ def missing(error: SandboxSetupError, launcher: str) -> Missing:
     if error.step in _POWERED and error.errno in (errno.EPERM, errno.EACCES):
         # The first step that needs some fails; which one that is depends on AppArmor's version.
         reason += ": user namespaces can be made, but have no power (Ubuntu's kernel.apparmor_restrict_unprivileged_userns)"
-        advice = f"An AppArmor profile for {launcher} gives them to the launcher alone: see docs/how-to/hosts.md"
+        advice = (
+            f"As root: echo 'abi <abi/4.0>, profile sandboxed-subprocess {launcher} flags=(unconfined) {{ userns, }}'"
+            " > /etc/apparmor.d/sandboxed-subprocess; apparmor_parser -r /etc/apparmor.d/sandboxed-subprocess"
+            " gives them to the launcher alone (docs/how-to/hosts.md)"
+        )
     elif error.step in ("clone", "proc") and error.errno == errno.EPERM:
-        advice = "A container has to allow user namespaces, and a /proc of their own, to its processes: see docs/how-to/hosts.md"
+        advice = (
+            "In a container: docker run --security-opt seccomp=PROFILE.json, with a profile that allows user namespaces and mounts"
+            " to its processes (podman's own does), and a /proc that is not covered: see docs/how-to/hosts.md"
+        )
     elif error.step == "clone" and error.errno in (errno.ENOSPC, errno.EUSERS):
         advice = "Allow more user namespaces: sysctl user.max_user_namespaces=15000"
     elif error.errno == errno.ENOSYS:

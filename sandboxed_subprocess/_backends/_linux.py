@@ -53,6 +53,9 @@ def file_id(path: str) -> tuple[int, int]:
     return st.st_dev, st.st_ino
 
 
+_PATIENCE = 10  # seconds, for a trial
+
+
 class LauncherBackend:
     """One object for the process; it holds nothing open.
 
@@ -267,7 +270,7 @@ class LauncherBackend:
             body.append(late(program, {program, child.fileno()}))
             command = Command((b"probe",), ())
             send_plan(channel, header(b"".join(body), flags, command, 0, None, (ll.write, 0, ll.scoped), "1m", -1))
-            status = StdlibPopen(
+            process = StdlibPopen(
                 [b"sandboxed-subprocess %d" % child.fileno()],
                 executable=self._launcher,
                 env={},
@@ -276,7 +279,14 @@ class LauncherBackend:
                 stdout=DEVNULL,
                 stderr=DEVNULL,
                 pass_fds=(child.fileno(), program),
-            ).wait(10)
+            )
+            try:
+                status = process.wait(_PATIENCE)
+            except TimeoutExpired:
+                # A mount that does not answer (autofs, NFS): all of it ends with its first process.
+                process.kill()
+                process.wait()
+                raise
             child.close()
             answer = channel.recv(8192)
         except (OSError, TimeoutExpired) as error:

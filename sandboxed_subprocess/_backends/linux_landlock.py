@@ -27,7 +27,7 @@ from ._records import NETNS, NO_VIEW, OPTIONAL, RULE, TIDY, record
 _NODES = ("null", "zero", "full", "random", "urandom", "tty")
 
 _UNSEEN = "Landlock does not see it"
-_INHERENT = {
+INHERENT = {
     Feature.METADATA: _UNSEEN,
     Feature.DENIED_NAMES: "Landlock cannot hide a directory in one that can be listed",
     Feature.DENIED_IN_ROOTS: "Landlock cannot deny inside what it allows",
@@ -48,7 +48,7 @@ class LandlockOnly(LauncherBackend):
 
     def _claim(self, found: set[Feature], no_listener: str) -> None:
         found |= {Feature.WRITE_RULES, Feature.READ_RULES}
-        self.why_not.update(_INHERENT)
+        self.why_not.update(INHERENT)
         # A command that could signal init could outlive the run.
         self._claim_scopes(found, Feature.PROCESSES, Feature.TREE_KILL)
         by_filter = (Feature.NETWORK_NONE, Feature.UNIX_SOCKETS, Feature.ABSTRACT_SOCKETS)

@@ -85,7 +85,6 @@ enum {
 #define NS_GET_USERNS_ 0xb701
 #define PIDFD_THREAD_ O_EXCL
 #define CAP_SETPCAP_ 8
-#define CAP_SYS_ADMIN_ 21
 #define CAP_SYS_PTRACE_ 19
 #define TMPFS_MAGIC_ 0x01021994
 #define PROC_MAGIC_ 0x9fa0
@@ -1596,8 +1595,6 @@ static pid_t command_pid;
  * command's pid outside; init may name another process since it is privileged in its own namespace (man 7 unix). */
 static int say_running(void)
 {
-	/* An ordinary user may name no other process; then the caller finds the pid by the pidfd. */
-	int may_name = has_capability(CAP_SYS_ADMIN_);
 	uint32_t type[2] = {M_RUNNING, 0};
 	struct iovec io = {type, sizeof type};
 	union {
@@ -1605,12 +1602,11 @@ static int say_running(void)
 		char bytes[CMSG_SPACE(sizeof(struct ucred)) + CMSG_SPACE(3 * sizeof(int))];
 	} control;
 	struct msghdr m = {.msg_iov = &io, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
-	struct ucred who = {may_name ? command_pid : getpid(), geteuid(), getegid()};
+	struct ucred who = {command_pid, geteuid(), getegid()};
 	int fds[3] = {-1, -1, namespace_fd}, failed;
 	size_t size = (namespace_fd < 0 ? 2 : 3) * sizeof *fds;
 	struct cmsghdr *c;
 
-	type[1] = !may_name;
 	memset(&control, 0, sizeof control);
 	fds[0] = (int)syscall(NR_pidfd_open, getpid(), 0);
 	fds[1] = (int)syscall(NR_pidfd_open, command_pid, 0);
@@ -1627,7 +1623,15 @@ static int say_running(void)
 	c->cmsg_len = CMSG_LEN(size);
 	memcpy(CMSG_DATA(c), fds, size);
 	m.msg_controllen = CMSG_SPACE(sizeof who) + CMSG_SPACE(size);
-	failed = sendmsg(launch_socket, &m, MSG_NOSIGNAL) < 0 && errno != EPIPE && errno != ECONNRESET;
+	failed = sendmsg(launch_socket, &m, MSG_NOSIGNAL) < 0;
+	if (failed && errno == EPERM) {
+		/* Without the power over its pid namespace a process may name no other; then the caller finds the pid by the pidfd. */
+		type[1] = 1;
+		who.pid = getpid();
+		memcpy(CMSG_DATA(CMSG_FIRSTHDR(&m)), &who, sizeof who);
+		failed = sendmsg(launch_socket, &m, MSG_NOSIGNAL) < 0;
+	}
+	failed = failed && errno != EPIPE && errno != ECONNRESET;
 	close(fds[0]);
 	close(fds[1]);
 	return failed ? -1 : 0;
