@@ -35,7 +35,7 @@ def place():
     path = pathlib.Path(os.path.realpath(tempfile.mkdtemp(prefix="ss-test-", dir=BASE)))
     path.chmod(0o755)
     yield path
-    subprocess.run(["chmod", "-R", "u+rwX", path], check=False, stderr=subprocess.DEVNULL)
+    subprocess.run(["/bin/chmod", "-R", "u+rwX", path], check=False, stderr=subprocess.DEVNULL)
     shutil.rmtree(path)
 
 

@@ -460,12 +460,46 @@ static int make_writable(int mount_fd)
 	return (int)syscall(NR_mount_setattr, mount_fd, "", AT_EMPTY_PATH, &a, sizeof a);
 }
 
+/* As openat2 below does it, where a filter around us hides that call (ours does, in a sandbox within a sandbox). */
+static int open_by_steps(const char *path)
+{
+	char name[NAME_MAX + 1];
+	int at = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC), saved;
+
+	while (at >= 0) {
+		size_t length;
+		int next;
+
+		path += strspn(path, "/");
+		length = strcspn(path, "/");
+		if (!length)
+			return at;
+		if (length > NAME_MAX) {
+			close(at);
+			errno = ENAMETOOLONG;
+			return -1;
+		}
+		memcpy(name, path, length);
+		name[length] = 0;
+		path += length;
+		/* O_DIRECTORY on the way: with O_NOFOLLOW and O_PATH alone a link itself would be opened. */
+		next = openat(at, name, O_PATH | O_NOFOLLOW | O_CLOEXEC | (path[strspn(path, "/")] ? O_DIRECTORY : 0));
+		saved = errno;
+		close(at);
+		errno = saved;
+		at = next;
+	}
+	return -1;
+}
+
 /* Opens where a mount is to go. No symbolic link is followed anywhere in the path: Python resolved it, so a link
  * here was planted since, and following it would move the protection elsewhere. */
 static int open_target(const char *path)
 {
 	struct open_how_ how = {.flags = O_PATH | O_CLOEXEC | O_NOFOLLOW, .resolve = RESOLVE_NO_MAGICLINKS_ | RESOLVE_NO_SYMLINKS_};
-	return (int)syscall(NR_openat2, AT_FDCWD, path, &how, sizeof how);
+	int fd = (int)syscall(NR_openat2, AT_FDCWD, path, &how, sizeof how);
+
+	return fd < 0 && errno == ENOSYS ? open_by_steps(path) : fd;
 }
 
 /* As above, but the last component may itself be a link: the link is what is opened. openat2 with NO_SYMLINKS and
@@ -2452,6 +2486,9 @@ static void wrap(void)
 
 	step_name = "wrapper";
 	step_path = NULL;
+	/* Whatever it may be waiting for: it does not outlive us. */
+	if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0)
+		give_up();
 	c.plan = plan_fd;
 	c.socket = launch_socket;
 	c.pair = pair[1];
@@ -2595,8 +2632,12 @@ static void __attribute__((noreturn)) monitor_loop(pid_t init)
 				end_children(0, 0);
 			if (plan->flags & F_NO_VIEW)
 				tidy();
-			if (plan->flags & F_WRAPPED)
+			if (plan->flags & F_WRAPPED) {
 				tell_wrapper_failed(raw);
+				/* It says of a killed process 1 what shells say; of the command's own 137 init has told us. */
+				if (WIFEXITED(raw) && WEXITSTATUS(raw) > 128)
+					raw = WEXITSTATUS(raw) - 128;
+			}
 			/* Killed from outside, or the launch failed and has been reported. Never a success that nobody reported. */
 			mirror(raw ? raw : 125 << 8);
 		}
