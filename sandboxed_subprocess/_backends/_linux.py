@@ -22,7 +22,7 @@ from . import DEVNULL, StdlibPopen, TimeoutExpired, _descriptors
 from ._channel import ChannelLaunch, send_plan, setup_error
 from ._descriptors import Lease, above_stdio, apart, identity
 from ._landlock import TRUNCATE, Landlock
-from ._records import ARGV0, EXEC, LISTENER, command_flags, command_records, filter_record, header, record
+from ._records import ARGV0, EXEC, LISTENER, ROOT_FILES, command_flags, command_records, filter_record, header, record
 from ._seccomp import compile_filter
 
 # What the launcher itself sees to, whatever is around it.
@@ -185,7 +185,9 @@ class LauncherBackend:
         return plan.pins, plan.surroundings.private_dirs
 
     def flags(self, plan: Plan) -> int:
-        return command_flags(plan) | self.mode | (LISTENER if self._listens else 0)
+        flags = command_flags(plan) | self.mode | (LISTENER if self._listens else 0)
+        # Where it cannot be confined it is a gap, and not a power over every file.
+        return flags if Feature.ROOT_FILES in self.features else flags & ~ROOT_FILES
 
     def wrap(self, plan: Plan, report: Report) -> Launch:
         """Turns a plan into a launch of our launcher.

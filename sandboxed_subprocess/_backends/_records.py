@@ -22,7 +22,7 @@ _RECORD = struct.Struct("=IIIIQQ")
 (ARGV0, EXEC, KEEP, GROUP, RLIMIT, FILTER, SOURCE, BASE, MKDIR, FILE, LINK, TBIND, ATTACH, PROTECT,
  PROC, DEVPTS, RULE, MASK, SEAL, ALIAS, SOCKET, WRAPPER, DATA, CHECK, TIDY, OPTION) = range(1, 27)  # fmt: skip
 # In the header.
-NETNS, _UID, _GID, _GROUPS, _SETSID, _SETPGID, LISTENER, WRAPPED, NO_VIEW, _ROOT_FILES = (1 << bit for bit in range(10))
+NETNS, _UID, _GID, _GROUPS, _SETSID, _SETPGID, LISTENER, WRAPPED, NO_VIEW, ROOT_FILES = (1 << bit for bit in range(10))
 # In `a` of a record.
 READONLY, OPTIONAL, DEVICES, PINNED, FLAT, OURS = 1, 2, 8, 16, 32, 64
 # In `b` of a CHECK.
@@ -68,7 +68,7 @@ def command_flags(plan: Plan) -> int:
     flags |= _SETSID if command.session else 0
     flags |= _SETPGID if command.group_leader else 0
     if danger.ROOT_FILE_ACCESS in plan.policy.write and os.geteuid() == 0 and not command.uid:
-        flags |= _ROOT_FILES
+        flags |= ROOT_FILES
     return flags
 
 

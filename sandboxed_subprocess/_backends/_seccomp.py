@@ -100,8 +100,9 @@ def compile_filter(
     """A BPF program: an array of struct sock_filter (linux/filter.h) in native byte order.
 
     Args:
-        sockets: "own" where the network and the processes are the sandbox's own; else "none" or "internet": the host's are in
-            reach, and so is nothing that could touch them. Nothing then has an address on this host: no unix sockets but pairs.
+        sockets: "own" where the network and the processes are the sandbox's own, and "streams" where besides no datagrams may
+            be sent by unix sockets; "none" or "internet" where those of the host would be in reach, so that nothing may touch
+            them: then there are no unix sockets but pairs.
 
     With `notify_connect`, connect() is handed to the holder of the filter's listener. With `shut_truncate`, a file can be
     emptied only through a descriptor that is open for writing: for kernels whose Landlock does not see truncate(2).
@@ -177,7 +178,7 @@ def _compile(scmp: Any, exceptions: tuple[str, ...], notify_connect: bool, shut_
     if sockets == "none":
         refuse(family, "socket")
     else:
-        families = _FAMILIES if sockets == "own" else _FAMILIES[1:]
+        families = _FAMILIES[1:] if sockets == "internet" else _FAMILIES
         for value in range(max(families)):
             if value not in families:
                 refuse(family, "socket", equal(0, value))
@@ -189,7 +190,11 @@ def _compile(scmp: Any, exceptions: tuple[str, ...], notify_connect: bool, shut_
                 refuse(scmp.ERRNO(errno.EPROTONOSUPPORT), "socket", equal(0, domain), equal(2, protocol))
     refuse(family, "socketpair", equal(0, 30))  # AF_TIPC, the only other family that has pairs
     if sockets != "own":
-        _refuse_shared(scmp, refuse, equal)
+        # A datagram can be sent to any name, also by one of a pair, without a connect().
+        for name in ("socketpair",) if sockets == "none" else ("socket", "socketpair"):
+            refuse(eperm, name, equal(0, 1), equal(1, _SOCK_DGRAM, _SOCK_TYPE_MASK))
+    if sockets in ("none", "internet"):
+        _refuse_shared(scmp, refuse)
 
     # The limits of other processes: init has the command's uid, and must not be starved of descriptors by it.
     refuse(eperm, "prlimit64", scmp.Arg(0, scmp.NE, 0))
@@ -230,13 +235,11 @@ _SHARED = """shmget shmat shmctl msgget msgsnd msgrcv msgctl semget semop semtim
 _SOCK_DGRAM, _SOCK_TYPE_MASK = 2, 0xF
 
 
-def _refuse_shared(scmp: Any, refuse: Any, equal: Any) -> None:
-    """System V and POSIX message queues of the host; the scheduling of its processes; and datagrams of a unix pair, which can
-    be sent to any name."""
+def _refuse_shared(scmp: Any, refuse: Any) -> None:
+    """System V and POSIX message queues of the host, and the scheduling of its processes."""
     eperm = scmp.ERRNO(errno.EPERM)
     for name in _SHARED:
         refuse(eperm, name)
-    refuse(eperm, "socketpair", equal(1, _SOCK_DGRAM, _SOCK_TYPE_MASK))
     for name in ("sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr"):
         refuse(eperm, name, scmp.Arg(0, scmp.NE, 0))
     for name in ("setpriority", "ioprio_set"):

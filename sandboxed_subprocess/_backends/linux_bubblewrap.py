@@ -114,6 +114,8 @@ class _Options:
 
     def cover_socket(self, path: str, place: str) -> None:
         """The null device, mounted without devices: it cannot even be opened."""
+        if self.version < (0, 5):
+            return  # it cannot mount over a socket; see Bubblewrap.sockets
         text = b"".join(os.fsencode(o) + b"\0" for o in ("--ro-bind", "/dev/null", place))
         self.maybe.append(Op(OPTION, 0, 0, len(text), 0, (os.fsencode(path),), text))
         self.checks.append(op(CHECK, READONLY | OPTIONAL, MASKED, 0, 0, os.fsencode(place)))
@@ -350,6 +352,9 @@ class Bubblewrap(LauncherBackend):
         self.why_not[Feature.ROOT_FILES] = "bubblewrap maps one user only"
         self._claim_scopes(found, Feature.ABSTRACT_SOCKETS)
         self._claim_sockets(found, no_listener)
+
+    def sockets(self, no_network: bool) -> str:
+        return "own" if self._bwrap.version >= (0, 5) else "streams"
 
     def records(self, plan: Plan) -> tuple[bytes, int]:
         return b"", 0  # everything may differ from one launch to the next; see there

@@ -202,3 +202,40 @@ def test_a_named_exception_opens_exactly_what_it_names(program, name, number):
 def test_the_program_stays_small(program):
     """The kernel reads it at every launch: 4096 instructions are its limit, and each one costs about half a microsecond."""
     assert len(program) // 8 < 320
+
+
+@pytest.mark.parametrize("sockets", ["none", "internet", "streams"])
+def test_nothing_has_an_address_where_the_hosts_is_the_only_network(sockets):
+    """Without a network namespace a unix socket could be connected to the host's, and a datagram sent to any name of it, by one
+    of a pair as well. With "none" there is no socket at all: Landlock's TCP rules do not see UDP, fast open or MPTCP."""
+    needs("SYSTEM_CALLS")
+    from sandboxed_subprocess._backends._seccomp import compile_filter
+
+    program = compile_filter((), False, False, sockets)
+    for family in range(64):
+        wanted = {"none": (), "internet": (2, 10, 16), "streams": (1, 2, 10, 16)}[sockets]
+        assert (verdict(program, NR["socket"], family, 1, 0) == ALLOW) == (family in wanted), family
+    for kind in (2, 2 | 0o2000000, 2 | 0o4000, 2 | HIGH):
+        assert verdict(program, NR["socket"], 1, kind, 0) != ALLOW
+        assert verdict(program, NR["socketpair"], 1, kind, 0) == ERRNO | errno.EPERM
+        if sockets != "none":
+            assert verdict(program, NR["socket"], 2, kind, 0) == ALLOW
+    for kind in (1, 5, 1 | 0o2000000):
+        assert verdict(program, NR["socketpair"], 1, kind, 0) == ALLOW
+
+
+@pytest.mark.parametrize("sockets", ["none", "internet"])
+def test_processes_of_the_host_are_not_touched_where_they_could_be_named(sockets):
+    """Shared memory and queues by key, and the scheduling of everything that belongs to the same user."""
+    needs("SYSTEM_CALLS")
+    from sandboxed_subprocess._backends._seccomp import compile_filter
+
+    program, own = compile_filter((), False, False, sockets), compile_filter(())
+    for number in (29, 30, 64, 68, 240, 256, 279):  # shmget shmat semget msgget mq_open migrate_pages move_pages
+        assert verdict(program, number, 1, 2, 3) == ERRNO | errno.EPERM
+    for number in (142, 144, 203, 314):  # sched_setparam sched_setscheduler sched_setaffinity sched_setattr
+        assert verdict(program, number, 0, 0) == ALLOW and verdict(program, number, 4711, 0) == ERRNO | errno.EPERM
+    for number, user in ((141, 2), (251, 3)):  # setpriority, ioprio_set
+        assert verdict(program, number, 0, 0, 5) == ALLOW
+        assert verdict(program, number, 0, 1, 5) == verdict(program, number, user, 0, 5) == ERRNO | errno.EPERM
+    assert verdict(own, 64, 1, 2, 3) == verdict(own, 203, 4711, 0) == ALLOW
