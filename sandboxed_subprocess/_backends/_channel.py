@@ -11,6 +11,7 @@ import sys
 assert sys.platform == "linux"
 
 import array
+import contextlib
 import errno
 import os
 import select
@@ -74,7 +75,8 @@ class ChannelLaunch(Launch):
     def close_parent_side(self) -> None:
         # The launcher has removed them, unless it was killed or never began.
         while self._cleanup:
-            shutil.rmtree(self._cleanup.pop(), ignore_errors=True)
+            with contextlib.suppress(RecursionError):  # too deep for it
+                shutil.rmtree(self._cleanup.pop(), ignore_errors=True)
         if self._channel is not None:
             self._channel.close()
             self._channel = None

@@ -52,6 +52,7 @@ from ._records import (
     READONLY,
     RULE,
     SAME,
+    SHOWN,
     SEAL,
     SOCKET,
     SOURCE,
@@ -144,9 +145,8 @@ class _Options:
 
     def number(self, entry: Op) -> int:
         """A number that nothing has, for a descriptor of a file's content."""
-        number = 64
-        while number in self.numbers:
-            number += 1
+        # Far above those that are taken: the launcher's own come next to them.
+        number = max(200, *self.numbers) + 1 if self.data else max(200, max(self.numbers, default=0) + 100)
         self.numbers.add(number)
         self.data.append(Op(DATA, number, 0, len(entry.raw), entry.d, (), entry.raw))
         return number
@@ -272,7 +272,7 @@ def _mask_file(options: _Options, path: str, made: Op) -> None:
         _mask(options, path, False)
         return
     number = options.number(made)
-    options.put(path, [*options.perms(made.a), "--ro-bind-data", str(number), None], ANYTHING, READONLY | DEVICES)
+    options.put(path, [*options.perms(made.a), "--ro-bind-data", str(number), None], SHOWN, READONLY | DEVICES, 0, made.d)
 
 
 def _protect(options: _Options, path: str, readonly: int) -> None:
@@ -317,7 +317,8 @@ def _start(program: Program, network: bool, root: bool, switches: bool) -> list[
     # For process 1: to take over connect(), to drop what the command might have, to become the command's user.
     added = ["SYS_PTRACE", "SETPCAP"] if program.plain else []
     added += ["SYS_ADMIN"] if root else []
-    added += ["SETUID", "SETGID"] if switches else []
+    # And to see what the command will see as that user.
+    added += ["SETUID", "SETGID", "DAC_READ_SEARCH"] if switches else []
     for name in added:
         out += ["--cap-add", f"CAP_{name}"]
     return [*map(os.fsencode, out), b"--ro-bind", b"/", b"/"]

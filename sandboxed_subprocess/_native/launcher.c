@@ -59,7 +59,7 @@
 enum {
 	NR_pidfd_open = 434, NR_pidfd_getfd = 438, NR_close_range = 436, NR_openat2 = 437,
 	NR_open_tree = 428, NR_move_mount = 429, NR_fsopen = 430, NR_fsconfig = 431, NR_fsmount = 432,
-	NR_mount_setattr = 442,
+	NR_mount_setattr = 442, NR_pidfd_send_signal = 424,
 	NR_landlock_create_ruleset = 444, NR_landlock_add_rule = 445, NR_landlock_restrict_self = 446,
 };
 
@@ -85,10 +85,13 @@ enum {
 #define NS_GET_USERNS_ 0xb701
 #define PIDFD_THREAD_ O_EXCL
 #define CAP_SETPCAP_ 8
+#define CAP_SYS_ADMIN_ 21
 #define CAP_SYS_PTRACE_ 19
 #define TMPFS_MAGIC_ 0x01021994
 #define PROC_MAGIC_ 0x9fa0
 #define DEVPTS_MAGIC_ 0x1cd1
+#define STATX_MNT_ID_ 0x1000u
+#define STATX_ATTR_MOUNT_ROOT_ 0x2000u
 #define ST_RDONLY_ 1
 #define ST_NOSUID_ 2
 #define ST_NODEV_ 4
@@ -113,6 +116,10 @@ enum {
 #define CLONE_NEWCGROUP 0x02000000
 #endif
 
+struct statx_ {
+	uint32_t mask, blksize; uint64_t attributes; uint32_t nlink, uid, gid; uint16_t mode, pad; uint64_t ino, size, blocks, attributes_mask;
+	uint64_t times[8]; uint32_t devices[4]; uint64_t mnt_id, rest[13];
+};
 struct mount_attr_ { uint64_t set, clr, propagation, userns_fd; };
 struct open_how_ { uint64_t flags, mode, resolve; };
 struct landlock_attr { uint64_t fs, net, scoped; };
@@ -178,7 +185,7 @@ struct record {
 enum { O_READONLY = 1, O_OPTIONAL = 2, O_DEVICES = 8, O_PINNED = 16, O_FLAT = 32, O_OURS = 64 };
 
 /* numbers.b of CHECK: what has to be at that place. */
-enum { C_ANY, C_PINNED, C_MASK, C_TMPFS, C_PROC, C_DEVPTS, C_NODE };
+enum { C_ANY, C_PINNED, C_MASK, C_TMPFS, C_PROC, C_DEVPTS, C_NODE, C_SHOWN };
 
 enum { MAX_KEEP = 1024, MAX_SOURCES = 65536 };
 
@@ -386,6 +393,8 @@ static void parse(int fd)
 		bad_plan("plan: cannot be mapped");
 	if (memcmp(plan->magic, "sbxplan4", 8) || plan->size != (uint64_t)st.st_size)
 		bad_plan("plan: written for another version of the launcher; reinstall sandboxed_subprocess");
+	if (plan->flags & F_ROOT_FILES && plan->flags & (F_WRAPPED | F_NO_VIEW))
+		bad_plan("plan: root's power over files needs a user namespace of our own");
 	if (plan->flags & F_WRAPPED)
 		plan_fd = fd;
 	else
@@ -586,6 +595,8 @@ static int64_t now_ms(void)
 /* ---- init: building the sandbox ------------------------------------------------------------------------------------ */
 
 static void __attribute__((noreturn)) leave(int status);
+static int switch_user(void);
+static int has_capability(int number);
 
 static int begin_session(void)
 {
@@ -897,23 +908,60 @@ static int is_null_device(const struct stat *st)
 	return S_ISCHR(st->st_mode) && st->st_rdev == makedev(1, 3);
 }
 
-/* Whether what bubblewrap has put at a place is what the plan says. It resolves names itself, links included, and by now a
- * name may lead elsewhere than when the plan was made. */
+/* The mount that a descriptor lies on, and whether it is its root. Linux 5.8. */
+static int mount_of(int fd, uint64_t *id, int *is_root)
+{
+	struct statx_ x;
+
+	memset(&x, 0, sizeof x);
+	if (syscall(SYS_statx, fd, "", AT_EMPTY_PATH, STATX_MNT_ID_, &x) < 0)
+		return -1;
+	if (!(x.mask & STATX_MNT_ID_) || !(x.attributes_mask & STATX_ATTR_MOUNT_ROOT_)) {
+		errno = ENOSYS;
+		return -1;
+	}
+	*id = x.mnt_id;
+	*is_root = !!(x.attributes & STATX_ATTR_MOUNT_ROOT_);
+	return 0;
+}
+
+/* As far as we can look; a directory that cannot be opened shows nothing to the command either, which has no more rights. */
+static int is_empty(int fd)
+{
+	char path[64], buffer[1024];
+	int opened;
+	long n;
+
+	snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+	opened = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (opened < 0)
+		return out_of_reach();
+	n = syscall(SYS_getdents64, opened, buffer, sizeof buffer);
+	close(opened);
+	return n > 0 && n <= 48;      /* "." and ".." take 24 bytes each */
+}
+
+/* Under which conditions the command could reach what we cannot: it becomes another user. */
+static int hidden_from_all(void)
+{
+	return out_of_reach() && !(plan->flags & (F_UID | F_GID | F_GROUPS));
+}
+
+/* Whether what bubblewrap has put at a place is what the plan says: a mount of its own, with these flags and this content. It
+ * resolves names itself, links included, and by now a name may lead elsewhere than when the plan was made. */
 static int check_place(const struct record *r)
 {
 	struct stat st;
 	struct statfs fs;
 	unsigned long wanted = ST_NOSUID_ | (r->n.a & O_READONLY ? ST_RDONLY_ : 0) | (r->n.a & O_DEVICES ? 0 : ST_NODEV_);
-	int fd = open_target(r->s[0]), right = 0;
+	int fd = open_target(r->s[0]), right = 0, is_mount = 0;
+	uint64_t id;
 
 	step_path = r->s[0];
 	if (fd < 0)
-		return r->n.a & O_OPTIONAL && (absent() || out_of_reach()) ? 0 : -1;
-	if (fstat(fd, &st) < 0 || fstatfs(fd, &fs) < 0) {
-		close(fd);
-		return -1;
-	}
-	close(fd);
+		return r->n.a & O_OPTIONAL && (absent() || hidden_from_all()) ? 0 : -1;
+	if (fstat(fd, &st) < 0 || fstatfs(fd, &fs) < 0 || mount_of(fd, &id, &is_mount) < 0)
+		goto fail;
 	switch (r->n.b) {
 	case C_ANY:
 		right = 1;
@@ -922,7 +970,10 @@ static int check_place(const struct record *r)
 		right = (uint64_t)st.st_dev == r->n.c && (uint64_t)st.st_ino == r->n.d;
 		break;
 	case C_MASK:
-		right = fs.f_type == TMPFS_MAGIC_ || is_null_device(&st);
+		right = is_null_device(&st) || (fs.f_type == TMPFS_MAGIC_ && (S_ISDIR(st.st_mode) ? is_empty(fd) : !st.st_size));
+		break;
+	case C_SHOWN:
+		right = fs.f_type == TMPFS_MAGIC_ && S_ISREG(st.st_mode) && (uint64_t)st.st_size == r->n.d;
 		break;
 	case C_TMPFS:
 		right = fs.f_type == TMPFS_MAGIC_;
@@ -939,11 +990,16 @@ static int check_place(const struct record *r)
 	default:
 		break;
 	}
-	if (!right || ((unsigned long)fs.f_flags & wanted) != wanted) {
+	close(fd);
+	/* What the host keeps on a tmpfs, at a place that should be masked, looks much like a mask; but it is no mount. */
+	if (!right || !is_mount || ((unsigned long)fs.f_flags & wanted) != wanted) {
 		errno = ESTALE;
 		return -1;
 	}
 	return 0;
+fail:
+	close(fd);
+	return -1;
 }
 
 static int check_places(void)
@@ -976,6 +1032,16 @@ static int readonly_nodes(void)
 	return 0;
 }
 
+/* bubblewrap's mounts are slaves of the host's: what is mounted there later appears here too, and as it is there. Only who has
+ * power over the mount namespace can change that: root, under bubblewrap. (For others Landlock keeps it from being written.) */
+static int private_mounts(void)
+{
+	if (!has_capability(CAP_SYS_ADMIN_))
+		return 0;
+	step_path = "/";
+	return set_attr(AT_FDCWD, "/", AT_RECURSIVE_, 0, MS_PRIVATE_);
+}
+
 /* Undoes the octal escapes of /proc/self/mountinfo, in place. */
 static void unescape(char *text)
 {
@@ -991,34 +1057,57 @@ static void unescape(char *text)
 	*out = 0;
 }
 
+/* As the nearest of the plan's places above a mount says. */
 static int may_be_written(const char *place)
 {
 	struct record r;
+	size_t longest = 0;
+	int writable = 0;
 
 	FOR_EACH_RECORD(r) {
 		size_t n;
 
-		if (r.kind != K_CHECK || r.n.a & O_READONLY)
+		if (r.kind != K_CHECK)
 			continue;
-		n = strlen(r.s[0]);
-		if (!strncmp(place, r.s[0], n) && (!place[n] || place[n] == '/'))
-			return 1;
+		n = strcmp(r.s[0], "/") ? strlen(r.s[0]) : 0;
+		if (n >= longest && !strncmp(place, r.s[0], n) && (!place[n] || place[n] == '/')) {
+			longest = n;
+			writable = !(r.n.a & O_READONLY);
+		}
 	}
-	return 0;
+	return writable;
 }
 
 /* Whether a mount is what its place shows. One that another covers cannot be reached, and bubblewrap leaves it as it is. */
-static int is_in_view(const char *place, long id)
+static int is_in_view(const char *place, uint64_t id)
 {
-	char path[64], text[1024], *line;
-	int fd = open(place, O_PATH | O_NOFOLLOW | O_CLOEXEC), known;
+	int fd = open(place, O_PATH | O_NOFOLLOW | O_CLOEXEC), known, is_root;
+	uint64_t found = 0;
 
 	if (fd < 0)
-		return !absent() && !out_of_reach();
-	snprintf(path, sizeof path, "/proc/self/fdinfo/%d", fd);
-	known = read_text(path, text, sizeof text) == 0 && (line = strstr(text, "mnt_id:"));
+		return !absent() && !hidden_from_all();
+	known = mount_of(fd, &found, &is_root) == 0;
 	close(fd);
-	return !known || strtol(line + 7, NULL, 10) == id;
+	return !known || found == id;
+}
+
+/* The field of that number (from 1) of a line of mountinfo, as a string. Only a space ends one: other white space is not escaped. */
+static int take_field(const char *line, int number, char *out, size_t room)
+{
+	size_t length;
+
+	while (--number > 0) {
+		line = strchr(line, ' ');
+		if (!line)
+			return -1;
+		line++;
+	}
+	length = strcspn(line, " ");
+	if (!length || length >= room)
+		return -1;
+	memcpy(out, line, length);
+	out[length] = 0;
+	return 0;
 }
 
 /* Every mount is read-only but those that the plan names, and what lies in them. */
@@ -1045,14 +1134,15 @@ static int check_mounts(void)
 		held += (size_t)n;
 		text[held] = 0;
 		for (; (end = strchr(line, '\n')); line = end + 1) {
-			char options[64];
-			long id;
+			char options[256], number[24];
 
 			*end = 0;
-			if (sscanf(line, "%ld %*s %*s %*s %4095s %63[^ ]", &id, place, options) != 3)
+			if (take_field(line, 1, number, sizeof number) < 0 || take_field(line, 5, place, sizeof place) < 0 ||
+			    take_field(line, 6, options, sizeof options) < 0 || place[0] != '/')
 				goto bad;
 			unescape(place);
-			if (strncmp(options, "ro", 2) && !may_be_written(place) && is_in_view(place, id))
+			if ((strncmp(options, "ro", 2) || (options[2] && options[2] != ',')) && !may_be_written(place) &&
+			    is_in_view(place, strtoull(number, NULL, 10)))
 				goto bad;
 		}
 		held = strlen(line);
@@ -1106,25 +1196,12 @@ static int check_namespaces(void)
 
 /* ---- init without a pid namespace: a subreaper --------------------------------------------------------------------------------
  *
- * Every process of the tree has a chain of parents that ends here, and an orphan becomes our child (PR_SET_CHILD_SUBREAPER). A
- * child's number cannot be given to another process before it has been waited for, so that it is safe to kill by it. Killing
- * all children again and again until there are none ends the tree: a process that is killed makes no more children (fork
- * fails with a signal pending), and those that it had become ours.
+ * Every process of the tree has a chain of parents that ends here, and an orphan becomes our child (PR_SET_CHILD_SUBREAPER). Killing
+ * the whole tree again and again until there are no children ends it: a process that is killed makes no more children (fork fails
+ * with a signal pending), and those that it had become ours.
  */
 
 static int command_group;                  /* F_NO_VIEW: the process group that the command starts in; init is not in it */
-
-static int become_subreaper(void)
-{
-	char path[64];
-
-	if (prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) < 0)
-		return -1;
-	/* Without the list (CONFIG_PROC_CHILDREN, and a /proc) nothing could be ended. */
-	snprintf(path, sizeof path, "/proc/self/task/%d/children", (int)getpid());
-	step_path = "/proc/self/task/PID/children";
-	return access(path, R_OK);
-}
 
 /* A group for the command, of which neither init nor the command is the leader: kill(0) inside reaches neither, and a stop that
  * is meant for the command does not stop init. Its leader has ended already; the number stays taken while there are members. */
@@ -1141,116 +1218,254 @@ static int make_group(void)
 	return 0;
 }
 
-static void kill_children(void)
+/* Every process of the host, as it was found; those that init is a parent of are marked. */
+enum { MAX_PROCESSES = 65536 };
+static struct process { pid_t pid, parent; uint64_t start; char marked; char name[16]; } processes[MAX_PROCESSES];
+static size_t process_count;
+
+/* "pid (name) state ppid ... starttime": the name may hold anything, parentheses too. starttime is field 22. */
+static int read_process(pid_t pid, struct process *out)
 {
-	static char text[65536];
-	char path[64], *at, *end;
+	char path[64], text[1024], *open_, *close_, *at;
 
-	snprintf(path, sizeof path, "/proc/self/task/%d/children", (int)getpid());
+	snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
 	if (read_text(path, text, sizeof text) < 0)
-		return;
-	for (at = text; *at; at = end) {
-		long child = strtol(at, &end, 10);
+		return -1;
+	open_ = strchr(text, '(');
+	close_ = strrchr(text, ')');
+	if (!open_ || !close_ || strlen(close_) < 5)
+		return -1;
+	*close_ = 0;
+	memset(out, 0, sizeof *out);
+	out->pid = pid;
+	strncpy(out->name, open_ + 1, sizeof out->name - 1);
+	at = close_ + 4;
+	out->parent = (pid_t)strtol(at, &at, 10);
+	for (int field = 5; field < 22 && at; field++)
+		at = strchr(at + 1, ' ');
+	if (!at)
+		return -1;
+	out->start = strtoull(at, NULL, 10);
+	return 0;
+}
 
-		if (end == at)
-			break;
-		/* A number that was cut off at the end of the room is some other process's. */
-		if (*end && child > 1)
-			kill((pid_t)child, SIGKILL);
-		while (*end == ' ')
-			end++;
+static struct process *find_process(pid_t pid)
+{
+	size_t low = 0, high = process_count;
+
+	while (low < high) {
+		size_t middle = low + (high - low) / 2;
+
+		if (processes[middle].pid == pid)
+			return processes + middle;
+		if (processes[middle].pid < pid)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	return NULL;
+}
+
+static int by_pid(const void *a, const void *b)
+{
+	pid_t x = ((const struct process *)a)->pid, y = ((const struct process *)b)->pid;
+	return x < y ? -1 : x > y;
+}
+
+/* The tree below this process, in one look at /proc. Returns how many are in it. */
+static size_t find_tree(void)
+{
+	static char buffer[32768] __attribute__((aligned(8)));
+	int dir = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC), sorted = 1, changed;
+	size_t found = 0;
+	long n;
+
+	process_count = 0;
+	if (dir < 0)
+		return 0;
+	while ((n = syscall(SYS_getdents64, dir, buffer, sizeof buffer)) > 0)
+		for (long at = 0; at < n;) {
+			unsigned short length;
+			const char *name = buffer + at + 19;      /* struct linux_dirent64: ino 8, off 8, reclen 2, type 1 */
+			struct process *p = processes + process_count;
+
+			memcpy(&length, buffer + at + 16, sizeof length);
+			at += length;
+			if (*name < '1' || *name > '9' || process_count == MAX_PROCESSES ||
+			    read_process((pid_t)strtol(name, NULL, 10), p) < 0)
+				continue;
+			sorted &= !process_count || p[-1].pid < p->pid;
+			process_count++;
+		}
+	close(dir);
+	if (!sorted)
+		qsort(processes, process_count, sizeof *processes, by_pid);
+	do {
+		changed = 0;
+		for (size_t i = 0; i < process_count; i++) {
+			struct process *p = processes + i, *parent;
+
+			if (p->marked)
+				continue;
+			if (p->parent == getpid() || ((parent = find_process(p->parent)) && parent->marked)) {
+				p->marked = 1;
+				found++;
+				changed = 1;
+			}
+		}
+	} while (changed);
+	return found;
+}
+
+/* All of the tree at once: one after the other from the top, what is further down would have time to make more. A number may
+ * have been given to another process since it was found: the pidfd is opened first, and then it is asked whose it is. */
+static void kill_tree(void)
+{
+	find_tree();
+	for (size_t i = 0; i < process_count; i++) {
+		struct process now;
+		int fd;
+
+		if (!processes[i].marked)
+			continue;
+		fd = (int)syscall(NR_pidfd_open, processes[i].pid, 0);
+		if (fd < 0)
+			continue;
+		if (read_process(processes[i].pid, &now) == 0 && now.start == processes[i].start)
+			(void)syscall(NR_pidfd_send_signal, fd, SIGKILL, NULL, 0);
+		close(fd);
 	}
 }
 
-/* Returns the status of `wanted`, if it was among them; else `status`. */
+static int become_subreaper(void)
+{
+	struct process self;
+
+	if (prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) < 0)
+		return -1;
+	/* Without a /proc of this pid namespace nothing could be found, and so nothing be ended. */
+	step_path = "/proc";
+	if (read_process(getpid(), &self) < 0)
+		return -1;
+	errno = ENOENT;
+	return self.parent == getppid() ? 0 : -1;
+}
+
+/* Ends the tree. Returns the status of `wanted`, if it was among the children; else `status`. */
 static int end_children(pid_t wanted, int status)
 {
+	const struct timespec moment = {0, 3000000};
+	sigset_t chld;
+
+	sigemptyset(&chld);
+	sigaddset(&chld, SIGCHLD);
 	for (;;) {
-		int st;
+		int st, reaped = 0;
 		pid_t pid;
 
-		kill_children();
-		pid = waitpid(-1, &st, 0);
-		if (pid < 0 && errno != EINTR)
-			return status;
-		while (pid > 0) {
+		while ((pid = waitpid(-1, &st, WNOHANG)) > 0) {
+			reaped = 1;
 			if (pid == wanted)
 				status = st;
-			pid = waitpid(-1, &st, WNOHANG);
 		}
+		if (pid < 0 && errno == ECHILD)
+			return status;
+		if (!reaped)
+			kill_tree();
+		/* Blocked here and in the monitor. What cannot be killed yet (it sleeps in the kernel) is tried again. */
+		sigtimedwait(&chld, NULL, &moment);
 	}
 }
 
-/* Empties and removes the directory that was this run's /tmp. Nobody is left who could put a link in our way. Directories are
- * moved up to the top first, so that none is too deep to be reached. */
+/* A directory that its owner may look into and change, opened. By descriptors: a name could have become a link meanwhile, since
+ * other processes of the same user may be about. */
+static int open_directory(int at, const char *name)
+{
+	char path[64];
+	int opened, fd = openat(at, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+
+	if (fd < 0)
+		return -1;
+	snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+	(void)chmod(path, 0700);
+	opened = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	close(fd);
+	return opened;
+}
+
+/* Removes what is no directory, and moves directories to the top: so none is too deep to be reached. Returns how much it did. */
+static unsigned long empty_directory(int dir, int top, char *buffer, size_t room, uint64_t *number)
+{
+	unsigned long done = 0;
+	long n;
+
+	lseek(dir, 0, SEEK_SET);
+	while ((n = syscall(SYS_getdents64, dir, buffer, room)) > 0)
+		for (long at = 0; at < n;) {
+			unsigned short length;
+			const char *entry = buffer + at + 19;
+			char name[48];
+
+			memcpy(&length, buffer + at + 16, sizeof length);
+			at += length;
+			if (!strcmp(entry, ".") || !strcmp(entry, ".."))
+				continue;
+			if (unlinkat(dir, entry, 0) == 0 || unlinkat(dir, entry, AT_REMOVEDIR) == 0) {
+				done++;
+			} else if (dir != top) {
+				/* Renaming a directory writes to it: "..". */
+				int inner = open_directory(dir, entry);
+				if (inner >= 0)
+					close(inner);
+				snprintf(name, sizeof name, ".%llx", (unsigned long long)++*number);
+				done += renameat(dir, entry, top, name) == 0;
+			}
+		}
+	return done;
+}
+
 static void remove_tree(const char *path)
 {
-	static char buffer[8192] __attribute__((aligned(8)));
-	int top = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-	unsigned long moved = 0, before;
-	char name[32];
+	static char outer[8192] __attribute__((aligned(8))), inner[8192] __attribute__((aligned(8)));
+	int top = open_directory(AT_FDCWD, path);
+	unsigned long done;
+	uint64_t number = 0;
 
 	if (top < 0)
 		return;
+	/* Names that the command could not have made beforehand. */
+	(void)syscall(SYS_getrandom, &number, sizeof number, 1 /* GRND_NONBLOCK */);
 	do {
 		long n;
 
-		before = moved;
+		done = empty_directory(top, top, inner, sizeof inner, &number);
 		lseek(top, 0, SEEK_SET);
-		while ((n = syscall(SYS_getdents64, top, buffer, sizeof buffer)) > 0)
+		while ((n = syscall(SYS_getdents64, top, outer, sizeof outer)) > 0)
 			for (long at = 0; at < n;) {
 				unsigned short length;
-				const char *entry = buffer + at + 19;
-				int inner;
-				static char inside[8192] __attribute__((aligned(8)));
-				long m;
+				const char *entry = outer + at + 19;
+				int dir;
 
-				memcpy(&length, buffer + at + 16, sizeof length);
+				memcpy(&length, outer + at + 16, sizeof length);
 				at += length;
-				if (!strcmp(entry, ".") || !strcmp(entry, ".."))
+				if (!strcmp(entry, ".") || !strcmp(entry, "..") || (dir = open_directory(top, entry)) < 0)
 					continue;
-				if (unlinkat(top, entry, 0) == 0 || (errno != EISDIR && errno != EPERM))
-					continue;
-				fchmodat(top, entry, 0700, 0);
-				inner = openat(top, entry, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-				if (inner < 0)
-					continue;
-				do {
-					unsigned long was = moved;
-
-					m = 0;
-					lseek(inner, 0, SEEK_SET);
-					while ((m = syscall(SYS_getdents64, inner, inside, sizeof inside)) > 0)
-						for (long k = 0; k < m;) {
-							unsigned short size;
-							const char *item = inside + k + 19;
-
-							memcpy(&size, inside + k + 16, sizeof size);
-							k += size;
-							if (!strcmp(item, ".") || !strcmp(item, "..") || unlinkat(inner, item, 0) == 0)
-								continue;
-							fchmodat(inner, item, 0700, 0);
-							snprintf(name, sizeof name, ".%lu.sandbox", moved);
-							if (renameat(inner, item, top, name) == 0)
-								moved++;
-						}
-					if (was == moved)
-						break;
-				} while (1);
-				close(inner);
-				unlinkat(top, entry, AT_REMOVEDIR);
+				done += empty_directory(dir, top, inner, sizeof inner, &number);
+				close(dir);
+				done += unlinkat(top, entry, AT_REMOVEDIR) == 0;
 			}
-	} while (moved != before);
+	} while (done);
 	close(top);
 	rmdir(path);
 }
 
+/* The last thing before the end: as the command's user, whose files they are, and with no more rights than it had. */
 static void tidy(void)
 {
 	struct record r;
 
 	FOR_EACH_RECORD(r)
-		if (r.kind == K_TIDY)
+		if (r.kind == K_TIDY && switch_user() == 0)
 			remove_tree(r.s[0]);
 }
 
@@ -1687,25 +1902,18 @@ static void only_keep(int *fds, size_t n)
 	syscall(NR_close_range, from, ~0u, 0);
 }
 
-/* Whether init is among the parents of a process of the host. */
-static int is_descendant(const char *pid)
+/* Names of what is still alive, for the report. Reads /proc with raw getdents: opendir() allocates. */
+static uint32_t name_tree(char *names, size_t room)
 {
-	char path[64], text[512], *end;
-	long number = strtol(pid, NULL, 10);
+	uint32_t count = (uint32_t)find_tree();
+	size_t used = 0;
 
-	for (int depth = 0; depth < 1024 && number > 1; depth++) {
-		snprintf(path, sizeof path, "/proc/%ld/stat", number);
-		/* "pid (name) state ppid": the name may hold anything, parentheses too. */
-		if (read_text(path, text, sizeof text) < 0 || !(end = strrchr(text, ')')) || strlen(end) < 5)
-			return 0;
-		number = strtol(end + 4, NULL, 10);
-		if (number == getpid())
-			return 1;
-	}
-	return 0;
+	for (size_t i = 0; i < process_count && room - used > 32; i++)
+		if (processes[i].marked)
+			used += (size_t)snprintf(names + used, room - used, "%s\n", processes[i].name);
+	return count;
 }
 
-/* Names of what is still alive, for the report. Reads /proc with raw getdents: opendir() allocates. */
 static uint32_t name_survivors(char *names, size_t room)
 {
 	static char buffer[8192] __attribute__((aligned(8)));
@@ -1726,7 +1934,7 @@ static uint32_t name_survivors(char *names, size_t room)
 
 			memcpy(&length, buffer + at + 16, sizeof length);
 			at += length;
-			if (*name < '1' || *name > '9' || !strcmp(name, "1") || (plan->flags & F_NO_VIEW && !is_descendant(name)))
+			if (*name < '1' || *name > '9' || !strcmp(name, "1"))
 				continue;
 			count++;
 			snprintf(path, sizeof path, "/proc/%.20s/comm", name);
@@ -1780,7 +1988,9 @@ static void forward(const int32_t *request)
 	/* The command is a member of init's group unless it made one; -1 would be too much, its own group is right. */
 	if (request[1]) {
 		pid_t group = getpgid(command_pid);
-		if (group > 1 && group != getpgrp())
+		if (plan->flags & F_NO_VIEW && group == getpgrp())
+			kill(command_pid, signal_number);      /* it has put itself there; a stop would stop init as well */
+		else if (group > 1)
 			kill(-group, signal_number);
 		else
 			/* init's own group: every member but init itself, which has them all blocked */
@@ -2298,7 +2508,7 @@ static void __attribute__((noreturn)) init_loop(void)
 		int st;
 
 		if (command_done)
-			e.left_behind = name_survivors(e.names, sizeof e.names);
+			e.left_behind = (plan->flags & F_NO_VIEW ? name_tree : name_survivors)(e.names, sizeof e.names);
 		if (plan->flags & F_NO_VIEW) {
 			status = end_children(command_pid, status);
 		} else {
@@ -2316,13 +2526,13 @@ static void __attribute__((noreturn)) init_loop(void)
 			e.max_rss_kb = (uint64_t)u.ru_maxrss;
 		}
 	}
-	if (plan->flags & F_NO_VIEW)
-		tidy();
 	if (plan->flags & F_NETNS && !(plan->flags & F_WRAPPED) && untouched())
 		e.flags |= E_UNTOUCHED;
 	e.status = status;
 	(void)send(launch_socket, &e, sizeof e, MSG_NOSIGNAL | MSG_DONTWAIT);
 	(void)send(pair[1], &status, sizeof status, MSG_NOSIGNAL);
+	if (plan->flags & F_NO_VIEW)
+		tidy();
 	_exit(0);
 }
 
@@ -2332,7 +2542,7 @@ static const struct step init_steps[] = {
 };
 static const struct step wrapped_steps[] = {
 	{"session", begin_session}, {"identity", own_identity}, {"check_namespaces", check_namespaces},
-	{"devices", readonly_nodes}, {"check_mounts", check_mounts}, {"check_view", check_places}, {"chdir", enter_cwd}, {NULL, NULL},
+	{"private", private_mounts}, {"devices", readonly_nodes}, {"check_mounts", check_mounts}, {"check_view", check_places}, {"chdir", enter_cwd}, {NULL, NULL},
 };
 static const struct step flat_steps[] = {
 	{"session", begin_session}, {"subreaper", become_subreaper}, {"group", make_group}, {"identity", own_identity}, {NULL, NULL},
@@ -2529,7 +2739,13 @@ static void wrap(void)
 		} else if (r.kind == K_DATA) {
 			int fd = memfd("data");
 			if (fd < 0 || put(fd, r.raw, r.raw_length) < 0 || (r.n.d && ftruncate(fd, (off_t)r.n.d) < 0) ||
-			    lseek(fd, 0, SEEK_SET) < 0 || fcntl((int)r.n.a, F_GETFD) >= 0 || dup2(fd, (int)r.n.a) < 0)
+			    lseek(fd, 0, SEEK_SET) < 0)
+				give_up();
+			if (fcntl((int)r.n.a, F_GETFD) >= 0) {
+				errno = EBUSY;
+				give_up();
+			}
+			if (dup2(fd, (int)r.n.a) < 0)
 				give_up();
 			close(fd);
 		}
@@ -2571,8 +2787,16 @@ static void __attribute__((noreturn)) inside_main(int carry)
 	umask(0);
 	sigfillset(&everything);
 	sigprocmask(SIG_SETMASK, &everything, NULL);
+	/* Any of these may have a number that the command was to have, and that was closed before we began. */
+	{
+		const int own[] = {c->socket, c->pair, c->caller, c->plan};
+		for (size_t i = 0; i < sizeof own / sizeof *own; i++)
+			if (fcntl(own[i], F_SETFD, FD_CLOEXEC) < 0)
+				give_up();
+	}
 	for (int fd = 0; fd < 3; fd++)
-		if (c->stream[fd] < 0 ? fcntl(fd, F_SETFD, FD_CLOEXEC) < 0 : dup2(c->stream[fd], fd) < 0)
+		if (c->stream[fd] < 0 ? fcntl(fd, F_SETFD, FD_CLOEXEC) < 0 :
+		    dup2(c->stream[fd], fd) < 0 || fcntl(c->stream[fd], F_SETFD, FD_CLOEXEC) < 0)
 			give_up();
 	at = (char *)(uintptr_t)(c + 1);
 	end = (char *)(uintptr_t)c + st.st_size;
@@ -2593,6 +2817,8 @@ static void __attribute__((noreturn)) inside_main(int carry)
 		_exit(125);      /* the monitor is gone */
 	/* Whatever else came past bubblewrap is closed by close_on_exec() and only_keep(). */
 	parse(c->plan);
+	if (!(plan->flags & F_WRAPPED))
+		bad_plan("not a plan for bubblewrap");
 	close(plan_fd);
 	init_main();
 }
@@ -2845,8 +3071,10 @@ static void monitor_main(void)
 	step_name = "caller";
 	caller_fd = (int)syscall(NR_pidfd_open, plan->caller, 0);
 	/* In this order: a pid that still is our parent's cannot have been given to someone else before the open. */
-	if ((pid_t)plan->caller != getppid())
+	if ((pid_t)plan->caller != getppid()) {
+		tidy();
 		_exit(125);
+	}
 	if (caller_fd < 0)
 		give_up();
 	step_name = "chdir";
@@ -2904,6 +3132,7 @@ int main(int argc, char **argv)
 	static const char name[] = "sandboxed-subprocess ", inside[] = "sandboxed-subprocess-inside ";
 	char *end;
 	long fd;
+	int is_inside;
 
 	if (argc < 1 || !argv[0])
 		return 64;
@@ -2916,12 +3145,14 @@ int main(int argc, char **argv)
 		return 0;      /* what detect() runs inside a trial sandbox */
 	if (!strcmp(argv[0], "sandboxed-subprocess-probe-connect"))
 		return probe_connect();
-	if (strncmp(argv[0], name, sizeof name - 1) && !(argc == 2 && !strncmp(argv[1], inside, sizeof inside - 1))) {
+	/* By both: argv[1] alone is the command's, and may be anything. */
+	is_inside = argc == 2 && !strncmp(argv[0], "/proc/self/fd/", 14) && !strncmp(argv[1], inside, sizeof inside - 1);
+	if (strncmp(argv[0], name, sizeof name - 1) && !is_inside) {
 		dprintf(2, "This is the launcher of the Python package sandboxed_subprocess; it is started by the package.\n");
 		return 64;
 	}
 	errno = 0;
-	if (argc == 2 && !strncmp(argv[1], inside, sizeof inside - 1)) {
+	if (is_inside) {
 		fd = strtol(argv[1] + sizeof inside - 1, &end, 10);
 		if (errno || *end || fd < 3 || fd > INT_MAX)
 			bad_plan("nothing was carried");

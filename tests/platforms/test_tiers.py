@@ -588,6 +588,167 @@ def test_secrets_are_out_of_reach_where_nothing_can_be_mounted(ws, place, monkey
     assert not (ws / "k").exists()
 
 
+CHAIN = """
+import os, sys, time
+def go(n):
+    if n and os.fork() == 0:
+        return go(n - 1)
+    if not n:
+        print("up", flush=True)
+    while True:  # and each goes on making more
+        try:
+            if os.fork() == 0:
+                time.sleep(600)
+        except OSError:
+            pass
+        time.sleep(0.05)
+go(int(sys.argv[2]))
+"""
+
+
+def test_a_chain_of_processes_that_goes_on_forking_ends_at_once(tier, ws, token):
+    """From the top, one after the other, a thousand of them took half a minute, and what was further down had time to make more:
+    a tree that forks as fast as its head dies never ended. All of it is killed in each pass."""
+    with sp.Popen([sys.executable, "-c", CHAIN, token, "150"], cwd=ws, policy=policy_for(tier, ws), stdout=sp.PIPE) as process:
+        assert process.stdout.readline() == b"up\n"
+        began = time.monotonic()
+        process.kill()
+        assert process.wait(60) == -9
+        assert time.monotonic() - began < 10  # 30 s before; it takes 0.2 s
+    assert processes_with(token) == []
+
+
+def test_an_argument_of_the_command_is_no_order_to_the_launcher(tier, ws):
+    """Process 1 under bubblewrap is told by an argument what it is. One of the command's own, spelled the same, began there on
+    every tier, and with two descriptors of an attacker's it ran a plan of theirs."""
+    result = sp.run(["echo", "sandboxed-subprocess-inside 5"], cwd=ws, policy=policy_for(tier, ws), capture_output=True, text=True)
+    assert result.stdout == "sandboxed-subprocess-inside 5\n"
+    assert sp.run(["true", "sandboxed-subprocess 5"], cwd=ws, policy=policy_for(tier, ws)).returncode == 0
+
+
+HOSTILE = {
+    "names like ours": "for n in 0 1 2 3; do mkdir -p .$n.sandbox/d/d/d; touch .$n; done",
+    "three thousand deep": "i=0; while [ $i -lt 3000 ]; do mkdir d; cd d; i=$((i + 1)); done; touch bottom",
+    "closed": "mkdir -p a/b; touch a/b/f; chmod 0 a/b a; chmod 0 .",
+    "read-only": "mkdir a; touch a/f; chmod 500 a .",
+    "links": "ln -s {outside} dir; ln -s {outside}/f file; mkdir sub; ln -s {outside} sub/dir",
+    "many": "i=0; while [ $i -lt 3000 ]; do : > f$i; i=$((i + 1)); done",
+}
+
+
+@pytest.mark.parametrize("user", [None, 1234] if ROOT else [None])
+@pytest.mark.parametrize("what", HOSTILE)
+def test_whatever_a_command_leaves_in_its_temporary_directory_is_removed(ws, outside, what, user):
+    """By the launcher, as the command's user, without following a link: a clean-up with root's rights could be led to change the
+    mode of any file. Names that ours could meet, depth and closed directories had left it there, or raised RecursionError."""
+    needs("landlock")
+    (outside / "f").write_text("kept")
+    (outside / "f").chmod(0o640)
+    who = {} if user is None else {"user": user, "group": user, "extra_groups": []}
+    script = 'echo $TMPDIR; cd "$TMPDIR"; ' + HOSTILE[what].format(outside=outside)
+    result = sp.run(["sh", "-c", script], policy=policy_for("landlock"), cwd="/", capture_output=True, text=True, **who)
+    path = result.stdout.strip()
+    assert path.startswith("/tmp/sandbox-") and not os.path.lexists(path), result
+    assert (outside / "f").read_text() == "kept" and os.stat(outside / "f").st_mode & 0o777 == 0o640
+    assert result.sandbox.usage.max_rss_bytes > 0  # what was used is told before, and not lost for, the cleaning up
+
+
+def test_a_command_in_inits_group_is_stopped_without_init(ws):
+    """setpgid(0, getppid()): a Ctrl-Z then stopped init as well, for ever."""
+    needs("landlock")
+    code = "import os, sys\nos.setpgid(0, os.getppid())\nprint('up', flush=True)\nprint(sys.stdin.readline())"
+    with sp.Popen([sys.executable, "-c", code], cwd=ws, policy=policy_for("landlock", ws), stdin=sp.PIPE, stdout=sp.PIPE, text=True) as process:
+        assert process.stdout.readline() == "up\n"
+        os.kill(process.pid, signal.SIGTSTP)
+        wait_until(lambda: pathlib.Path(f"/proc/{process.sandbox.pid}/stat").read_text().rsplit(")")[1].split()[0] == "T")
+        os.kill(process.pid, signal.SIGCONT)
+        assert process.communicate("on\n", timeout=20)[0] == "on\n\n"
+
+
+@pytest.mark.parametrize("number", [0, 1, 60, 150])
+def test_many_descriptors_are_passed_on_and_no_other(tier, ws, number):
+    """bubblewrap gets descriptors of ours by number, which met those of the caller."""
+    (ws / ".env").write_text("SECRET")
+    fds = [os.open("/dev/null", os.O_RDONLY) for _ in range(number)]
+    try:
+        policy = policy_for(tier, ws, deny_read=[ws / ".env"])
+        code = "import os; print([int(n) for n in os.listdir('/proc/self/fd') if os.path.lexists('/proc/self/fd/' + n)])"
+        result = sp.run([sys.executable, "-c", code], cwd=ws, policy=policy, pass_fds=fds, capture_output=True, text=True)
+        assert set(json.loads(result.stdout)) == {0, 1, 2, *fds}, result
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+@pytest.mark.filterwarnings("ignore:.*preexec_fn.*:DeprecationWarning")
+def test_a_descriptor_that_is_closed_before_the_exec_is_not_one_of_ours(tier, ws):
+    """Closed in preexec_fn, its number was free for one of the launcher's own, which the command then had."""
+    fds = [os.open("/dev/null", os.O_RDONLY) for _ in range(20)]
+    code = "import os\nfor n in os.listdir('/proc/self/fd'):\n  try: print(n, os.readlink('/proc/self/fd/' + n))\n  except OSError: pass"
+    try:
+        result = sp.run([sys.executable, "-c", code], cwd=ws, policy=policy_for(tier, ws), pass_fds=fds, capture_output=True, text=True,
+                        preexec_fn=lambda: [os.close(fd) for fd in fds])  # fmt: skip
+        assert {line.split()[0] for line in result.stdout.splitlines()} == {"0", "1", "2"}, result
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+@pytest.mark.skipif(not ROOT, reason="root's commands, as another user")
+def test_what_another_user_could_see_is_looked_at_too(ws, place, tier):
+    """Root's process 1 under bubblewrap has no power over files, and could not look into that user's own directories."""
+    home = place / "home"
+    (home / "keys").mkdir(parents=True)
+    (home / "keys" / "k").write_text("SECRET")
+    for path in (home, home / "keys", home / "keys" / "k", ws):
+        os.chown(path, 1234, 1234)
+    home.chmod(0o700)
+    policy = policy_for(tier, ws, deny_read=[home / "keys"])
+    result = sp.run(["sh", "-c", f"cat {home}/keys/k; touch made; echo ran"], cwd=ws, policy=policy, user=1234, group=1234, extra_groups=[],
+                    capture_output=True, text=True)  # fmt: skip
+    assert result.stdout == "ran\n" and (ws / "made").exists()
+
+
+@pytest.mark.skipif(not ROOT, reason="mounts a file system")
+@pytest.mark.parametrize("what", ["directory", "file"])
+def test_a_mask_that_was_left_out_is_found_out(fake_bwrap, ws, outside, place, what):
+    """What the host keeps on a tmpfs looks much like a mask, which is one too: it has to be a mount of its own, and empty."""
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "t", outside], check=False).returncode == 0
+    if not mounted:
+        pytest.skip("cannot mount here")
+    try:
+        secret = outside / "secret"
+        if what == "directory":
+            secret.mkdir()
+        (secret / "in" if what == "directory" else secret).write_text("SECRET")
+        program = fake_bwrap("")
+        program.write_text(f"""#!{sys.executable}
+import os, sys
+if sys.argv[1] == "--version":
+    print("bubblewrap 0.8.0")
+    raise SystemExit
+fd = int(sys.argv[2])
+options = os.read(fd, 1 << 20).split(b"\\0")[:-1]
+while {os.fsencode(secret)!r} in options:
+    at = options.index({os.fsencode(secret)!r})
+    if options[at - 1] == b"--remount-ro":
+        del options[at - 1 : at + 1]
+    else:
+        begin = max(i for i in range(at) if options[i] == b"--perms")
+        del options[begin : at + 1]
+new = os.memfd_create("o", 0)
+os.write(new, b"".join(o + b"\\0" for o in options))
+os.lseek(new, 0, 0)
+os.execv({REAL!r}, ["bwrap", "--args", str(new), *sys.argv[3:]])
+""")
+        policy = sp.Policy.workspace_write(ws, backend="bubblewrap")
+        assert sp.run(["true"], cwd=ws, policy=policy).returncode == 0
+        with pytest.raises(sp.SandboxSetupError, match="check_view"):
+            sp.run(["cat", secret], cwd=ws, policy=policy.with_deny_read(secret))
+    finally:
+        subprocess.run(["umount", outside], check=True)
+
+
 def test_threads_start_where_clone3_is_absent(tier, ws):
     """glibc falls back only on ENOSYS (T-17); and a new user namespace is refused on every tier."""
     code = "import threading, os, ctypes\nt = threading.Thread(target=print, args=('ok',)); t.start(); t.join()\n"
