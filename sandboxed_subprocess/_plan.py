@@ -895,19 +895,18 @@ def compile_plan(view: View, command: Command, visible: dict[str, str], dropped:
 def _foreign_root(view: View, command: Command) -> str:
     """Without its capabilities root can write in no directory of somebody else's, as it could without a sandbox: in a container,
     say, where the workspace is the host user's. The error for that; else an empty text."""
-    if sys.platform != "linux" or (danger.ROOT_FILE_ACCESS in view.policy.write and not command.uid):
-        return ""
-    uid = command.uid or 0
+    if sys.platform != "linux" or command.uid or danger.ROOT_FILE_ACCESS in view.policy.write:
+        return ""  # another user may there what it may without a sandbox
     gid = os.getegid() if command.gid is None else command.gid
     groups = {gid, *(os.getgroups() if command.groups is None else command.groups)}
     for root, given, _ in view.given:
         st = os.stat(root)
-        shift = 6 if st.st_uid == uid else 3 if st.st_gid in groups else 0
+        shift = 6 if st.st_uid == 0 else 3 if st.st_gid in groups else 0
         if st.st_mode >> shift & 0o3 == 0o3 or _has_acl(root):
             continue
         return (
             f"writable root {given!r} belongs to uid {st.st_uid} (mode {stat.S_IMODE(st.st_mode):04o}), and the command would"
-            f" run as uid {uid} without root's power over files, so that it could not write there. Run it with"
+            " run as root without root's power over files, so that it could not write there. Run it with"
             f" user={st.st_uid}; or, to give root's command that power in this sandbox, name danger.ROOT_FILE_ACCESS in write="
         )
     return ""

@@ -320,8 +320,8 @@ def missing(error: SandboxSetupError, launcher: str) -> Missing:
         )
     elif error.step in ("clone", "proc") and error.errno == errno.EPERM:
         advice = (
-            "In a container: docker run --security-opt seccomp=PROFILE.json, with a profile that allows user namespaces and mounts"
-            " to its processes (podman's own does), and a /proc that is not covered: see docs/how-to/hosts.md"
+            "In a container: docker run --security-opt seccomp=PROFILE.json, with a profile that allows user namespaces and"
+            " mounts to its processes (podman's own does), and a /proc that is not covered: see docs/how-to/hosts.md"
         )
     elif error.step == "clone" and error.errno in (errno.ENOSPC, errno.EUSERS):
         advice = "Allow more user namespaces: sysctl user.max_user_namespaces=15000"

@@ -192,7 +192,8 @@ def _compile(scmp: Any, exceptions: tuple[str, ...], notify_connect: bool, shut_
     if sockets != "own":
         # A datagram can be sent to any name, also by one of a pair, without a connect().
         for name in ("socketpair",) if sockets == "none" else ("socket", "socketpair"):
-            refuse(eperm, name, equal(0, 1), equal(1, _SOCK_DGRAM, _SOCK_TYPE_MASK))
+            for kind in (_SOCK_DGRAM, _SOCK_RAW):  # the kernel makes a datagram socket of a raw one (unix(7))
+                refuse(eperm, name, equal(0, 1), equal(1, kind, _SOCK_TYPE_MASK))
     if sockets in ("none", "internet"):
         _refuse_shared(scmp, refuse)
 
@@ -232,7 +233,7 @@ def _compile(scmp: Any, exceptions: tuple[str, ...], notify_connect: bool, shut_
 # What reaches processes and objects of the host by other ways than files and sockets.
 _SHARED = """shmget shmat shmctl msgget msgsnd msgrcv msgctl semget semop semtimedop semctl ipc mq_open mq_unlink
     move_pages migrate_pages process_madvise process_mrelease""".split()
-_SOCK_DGRAM, _SOCK_TYPE_MASK = 2, 0xF
+_SOCK_DGRAM, _SOCK_RAW, _SOCK_TYPE_MASK = 2, 3, 0xF
 
 
 def _refuse_shared(scmp: Any, refuse: Any) -> None:

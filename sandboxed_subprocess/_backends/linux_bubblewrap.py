@@ -52,8 +52,8 @@ from ._records import (
     READONLY,
     RULE,
     SAME,
-    SHOWN,
     SEAL,
+    SHOWN,
     SOCKET,
     SOURCE,
     TBIND,
@@ -101,9 +101,18 @@ class _Options:
         self.out: list[bytes] = []
         self.checks: list[Op] = []
         self.data: list[Op] = []
+        self.next = 0
         self.maybe: list[Op] = []  # what may be gone by the time that bwrap gets there
         # (place, options with None where the place goes, checks of it): to be done again where it gets a second name.
         self.done: list[tuple[str, list[bytes | None], list[Op]]] = []
+
+    def bind(self, place: str, option: str, source: str, flags: int, kind: int = ANYTHING) -> None:
+        """bwrap binds what the name then leads to. It has to be what it leads to now, by no link."""
+        found = identity_without_links(source)
+        if kind == ANYTHING:
+            self.put(place, [option, source, None], SAME, flags, *found)
+        else:
+            self.put(place, [option, source, None], kind, flags)
 
     def put(self, place: str, options: list[str | bytes | None], kind: int, flags: int, c: int = 0, d: int = 0) -> None:
         encoded = [None if o is None else os.fsencode(o) for o in options]
@@ -146,8 +155,12 @@ class _Options:
     def number(self, entry: Op) -> int:
         """A number that nothing has, for a descriptor of a file's content."""
         # Far above those that are taken: the launcher's own come next to them.
-        number = max(200, *self.numbers) + 1 if self.data else max(200, max(self.numbers, default=0) + 100)
-        self.numbers.add(number)
+        if not self.data:
+            self.next = max(200, max(self.numbers, default=0) + 100)
+            if self.next + 100 > _descriptor_limit():
+                self.next = max(self.numbers, default=0) + 25
+        number = self.next
+        self.next += 1
         self.data.append(Op(DATA, number, 0, len(entry.raw), entry.d, (), entry.raw))
         return number
 
@@ -223,8 +236,10 @@ def _attach(options: _Options, source: str, target: str, item: Op) -> None:
         if not options.root and os.stat(source).st_uid == os.geteuid():
             raise SandboxSetupError("devices", errno.EPERM, source, "bubblewrap cannot keep its owner from changing its mode")
         options.put(target, ["--dev-bind", source, None], A_NODE, options.node_flags)
-    else:
+    elif kind == SAME:
         options.put(target, ["--ro-bind" if flags & READONLY else "--bind", source, None], kind, flags, item.c, item.d)
+    else:
+        options.bind(target, "--ro-bind" if flags & READONLY else "--bind", source, flags)
 
 
 def _look(step: str, path: str) -> int | None:
@@ -239,6 +254,38 @@ def _look(step: str, path: str) -> int | None:
         return None
     except OSError as error:
         raise SandboxSetupError(step, error.errno or 0, path) from None
+
+
+def identity_without_links(path: str) -> tuple[int, int]:
+    """Device and inode of a path of which no part is a link.
+
+    Raises:
+        SandboxSetupError: a part is a link by now, or it is not there.
+    """
+    try:
+        fd = os.open("/", os.O_PATH | os.O_DIRECTORY)
+        try:
+            parts = [part for part in path.split("/") if part]
+            for number, part in enumerate(parts):
+                last = number == len(parts) - 1
+                inner = os.open(part, os.O_PATH | os.O_NOFOLLOW | (0 if last else os.O_DIRECTORY), dir_fd=fd)
+                os.close(fd)
+                fd = inner
+            st = os.fstat(fd)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise SandboxSetupError("protect", error.errno or 0, path) from None
+    if stat.S_ISLNK(st.st_mode):
+        raise SandboxSetupError("protect", errno.ELOOP, path)
+    return st.st_dev, st.st_ino
+
+
+def _descriptor_limit() -> int:
+    import resource
+
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 1 << 20 if soft == resource.RLIM_INFINITY else soft
 
 
 def _mask(options: _Options, path: str, optional: bool) -> None:
@@ -281,14 +328,14 @@ def _protect(options: _Options, path: str, readonly: int) -> None:
         return
     if kind == stat.S_IFLNK:
         raise SandboxSetupError("protect", errno.ELOOP, path, "bubblewrap follows links, and cannot protect one")
-    options.put(path, ["--ro-bind" if readonly else "--bind", path, None], ANYTHING, readonly)
+    options.bind(path, "--ro-bind" if readonly else "--bind", path, readonly)
 
 
 def _alias(options: _Options, source: str, target: str) -> None:
     again = [item for item in options.done if _paths.is_within(item[0], source)]
     # What is there by now is covered.
     options.checks = [check for check in options.checks if check.texts[0] != os.fsencode(target)]
-    options.put(target, ["--bind", source, None], ANYTHING, 0)
+    options.bind(target, "--bind", source, 0)
     for place, made, checks in again:
         if place == source:
             continue
@@ -404,11 +451,16 @@ def _refuse(path: str) -> str | None:
     for root in (*granted_roots(), os.getcwd()):
         if _paths.is_within(path, root) and root != "/":
             return f"it lies in {root!r}, where a command may have put it"
-    for place in (path, os.path.dirname(path)):
+    place = path
+    while True:
         st = os.stat(place)
-        if st.st_uid not in (0, os.geteuid()) or st.st_mode & 0o002:
-            return "another user could replace it"
-    return None
+        # In a sticky directory only the owner replaces something.
+        by_others = st.st_mode & 0o002 or (st.st_mode & 0o020 and st.st_gid not in (0, os.getegid()))
+        if st.st_uid not in (0, os.geteuid()) or (by_others and not (stat.S_ISDIR(st.st_mode) and st.st_mode & stat.S_ISVTX)):
+            return f"{place}: another user could replace it"
+        if place == "/":
+            return None
+        place = os.path.dirname(place)
 
 
 def _version(path: str) -> tuple[int, ...]:

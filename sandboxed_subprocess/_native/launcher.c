@@ -903,6 +903,8 @@ static int build_view(void)
 
 /* ---- init under bubblewrap: nothing that it was asked for is taken on trust ------------------------------------------------ */
 
+enum { AGAIN = 124 };      /* init's status, and so bubblewrap's: start it once more */
+
 static int is_null_device(const struct stat *st)
 {
 	return S_ISCHR(st->st_mode) && st->st_rdev == makedev(1, 3);
@@ -993,6 +995,8 @@ static int check_place(const struct record *r)
 	close(fd);
 	/* What the host keeps on a tmpfs, at a place that should be masked, looks much like a mask; but it is no mount. */
 	if (!right || !is_mount || ((unsigned long)fs.f_flags & wanted) != wanted) {
+		if (r->n.a & O_OPTIONAL)
+			_exit(AGAIN);      /* a socket that was not there when bubblewrap was told what to cover */
 		errno = ESTALE;
 		return -1;
 	}
@@ -1201,26 +1205,9 @@ static int check_namespaces(void)
  * with a signal pending), and those that it had become ours.
  */
 
-static int command_group;                  /* F_NO_VIEW: the process group that the command starts in; init is not in it */
-
-/* A group for the command, of which neither init nor the command is the leader: kill(0) inside reaches neither, and a stop that
- * is meant for the command does not stop init. Its leader has ended already; the number stays taken while there are members. */
-static pid_t group_leader;
-
-static int make_group(void)
-{
-	group_leader = (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
-	if (group_leader == 0)
-		_exit(0);
-	if (group_leader < 0 || setpgid(group_leader, 0) < 0)
-		return -1;
-	command_group = group_leader;
-	return 0;
-}
-
 /* Every process of the host, as it was found; those that init is a parent of are marked. */
 enum { MAX_PROCESSES = 65536 };
-static struct process { pid_t pid, parent; uint64_t start; char marked; char name[16]; } processes[MAX_PROCESSES];
+static struct process { pid_t pid, parent, group; uint64_t start; char marked; char name[16]; } processes[MAX_PROCESSES];
 static size_t process_count;
 
 /* "pid (name) state ppid ... starttime": the name may hold anything, parentheses too. starttime is field 22. */
@@ -1241,6 +1228,7 @@ static int read_process(pid_t pid, struct process *out)
 	strncpy(out->name, open_ + 1, sizeof out->name - 1);
 	at = close_ + 4;
 	out->parent = (pid_t)strtol(at, &at, 10);
+	out->group = (pid_t)strtol(at, NULL, 10);
 	for (int field = 5; field < 22 && at; field++)
 		at = strchr(at + 1, ' ');
 	if (!at)
@@ -1317,10 +1305,50 @@ static size_t find_tree(void)
 	return found;
 }
 
+/* Whether a process of the tree is still the one that was found, in the group in which it was. */
+static int in_own_group(const struct process *p)
+{
+	struct process now;
+
+	return read_process(p->pid, &now) == 0 && now.start == p->start && now.group == p->group;
+}
+
+/* Our own children, whose numbers cannot be given to other processes before we have waited for them. Quicker than the look at
+ * /proc below, for those that are never there for long: a process that forks and ends, again and again. */
+static void kill_children(void)
+{
+	static char text[8192];
+	char path[64];
+	size_t held = 0;
+	ssize_t n;
+	int fd;
+
+	snprintf(path, sizeof path, "/proc/self/task/%d/children", (int)getpid());
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return;      /* a kernel without that list; then only the look at /proc */
+	while ((n = read(fd, text + held, sizeof text - 1 - held)) > 0) {
+		char *at = text, *end;
+
+		held += (size_t)n;
+		text[held] = 0;
+		for (; (end = strchr(at, ' ')); at = end + 1) {
+			long child = strtol(at, NULL, 10);
+			if (child > 1)
+				kill((pid_t)child, SIGKILL);
+		}
+		held = strlen(at);
+		memmove(text, at, held);
+	}
+	close(fd);
+}
+
 /* All of the tree at once: one after the other from the top, what is further down would have time to make more. A number may
  * have been given to another process since it was found: the pidfd is opened first, and then it is asked whose it is. */
 static void kill_tree(void)
 {
+	pid_t last = 0;
+
 	find_tree();
 	for (size_t i = 0; i < process_count; i++) {
 		struct process now;
@@ -1328,6 +1356,13 @@ static void kill_tree(void)
 
 		if (!processes[i].marked)
 			continue;
+		/* A whole group at once, also those that have been born since: fork and this exclude each other. Only processes of
+		 * the tree can be in one, since it lies in a session that one of them made. */
+		if (processes[i].group != getpgrp() && processes[i].group > 1 && processes[i].group != last) {
+			last = processes[i].group;
+			if (in_own_group(processes + i))
+				kill(-last, SIGKILL);
+		}
 		fd = (int)syscall(NR_pidfd_open, processes[i].pid, 0);
 		if (fd < 0)
 			continue;
@@ -1360,18 +1395,17 @@ static int end_children(pid_t wanted, int status)
 	sigemptyset(&chld);
 	sigaddset(&chld, SIGCHLD);
 	for (;;) {
-		int st, reaped = 0;
-		pid_t pid;
+		int st;
+		pid_t pid = 0;
 
-		while ((pid = waitpid(-1, &st, WNOHANG)) > 0) {
-			reaped = 1;
+		/* A few at a time: they may be made, and end, as fast as they are reaped. */
+		for (int i = 0; i < 256 && (pid = waitpid(-1, &st, WNOHANG)) > 0; i++)
 			if (pid == wanted)
 				status = st;
-		}
 		if (pid < 0 && errno == ECHILD)
 			return status;
-		if (!reaped)
-			kill_tree();
+		kill_children();
+		kill_tree();
 		/* Blocked here and in the monitor. What cannot be killed yet (it sleeps in the kernel) is tried again. */
 		sigtimedwait(&chld, NULL, &moment);
 	}
@@ -1542,7 +1576,7 @@ static int new_session(void)
 		return setsid() < 0 ? -1 : 0;
 	if (plan->flags & F_SETPGID)
 		return setpgid(0, 0);
-	return command_group ? setpgid(0, command_group) : 0;
+	return 0;
 }
 
 static int has_capability(int number)
@@ -1968,7 +2002,10 @@ static int reap(int *status)
 		pid = waitpid(-1, &st, WNOHANG);
 		if (pid <= 0)
 			break;
-		if (pid == command_pid) {
+		if (WIFSTOPPED(st)) {
+			/* It has asked to be traced by its parent; nobody here will. */
+			(void)syscall(SYS_ptrace, 17 /* PTRACE_DETACH */, pid, 0, WSTOPSIG(st));
+		} else if (pid == command_pid) {
 			*status = st;
 			result |= 1;
 		} else if (pid == connector_pid) {
@@ -1988,11 +2025,9 @@ static void forward(const int32_t *request)
 	/* The command is a member of init's group unless it made one; -1 would be too much, its own group is right. */
 	if (request[1]) {
 		pid_t group = getpgid(command_pid);
-		if (plan->flags & F_NO_VIEW && group == getpgrp())
-			kill(command_pid, signal_number);      /* it has put itself there; a stop would stop init as well */
-		else if (group > 1)
+		if (group > 1 && group != getpgrp())
 			kill(-group, signal_number);
-		else
+		else if (!(plan->flags & F_NO_VIEW))
 			/* init's own group: every member but init itself, which has them all blocked */
 			kill(0, signal_number);
 	} else {
@@ -2540,13 +2575,47 @@ static const struct step init_steps[] = {
 	{"session", begin_session}, {"identity", own_identity}, {"loopback", loopback}, {"open_tree", open_sources},
 	{"readonly", readonly_world}, {"view", build_view}, {"chdir", enter_cwd}, {NULL, NULL},
 };
+static int tell_begun(void)
+{
+	return send(pair[1], "", 1, MSG_NOSIGNAL) == 1 ? 0 : -1;
+}
+
 static const struct step wrapped_steps[] = {
-	{"session", begin_session}, {"identity", own_identity}, {"check_namespaces", check_namespaces},
-	{"private", private_mounts}, {"devices", readonly_nodes}, {"check_mounts", check_mounts}, {"check_view", check_places}, {"chdir", enter_cwd}, {NULL, NULL},
+	{"check_namespaces", check_namespaces}, {"session", begin_session}, {"identity", own_identity},
+	{"private", private_mounts}, {"devices", readonly_nodes}, {"check_mounts", check_mounts}, {"check_view", check_places}, {"begun", tell_begun},
+	{"chdir", enter_cwd}, {NULL, NULL},
 };
 static const struct step flat_steps[] = {
-	{"session", begin_session}, {"subreaper", become_subreaper}, {"group", make_group}, {"identity", own_identity}, {NULL, NULL},
+	{"session", begin_session}, {"subreaper", become_subreaper}, {"identity", own_identity}, {NULL, NULL},
 };
+
+/* Without a pid namespace the command must not be in init's session: it could put itself into init's process group, and a stop
+ * that is meant for it would stop init. So somebody in between makes a session, starts the command in it as init's child
+ * (CLONE_PARENT), and is gone: the command leads neither its session nor its group, as in a pid namespace. */
+static pid_t started;
+
+static int session_main(void *stack)
+{
+	started = setsid() < 0 ? -1 :
+		clone(command_main, stack, CLONE_VM | CLONE_VFORK | CLONE_FILES | CLONE_PARENT | SIGCHLD, NULL);
+	if (started < 0)
+		failure.error = errno;
+	_exit(0);
+}
+
+static pid_t start_in_session(char *stack)
+{
+	static char between[16384] __attribute__((aligned(64)));
+	pid_t leader = clone(session_main, between + sizeof between, CLONE_VM | CLONE_VFORK | CLONE_FILES | SIGCHLD, stack);
+
+	if (leader < 0)
+		return -1;
+	while (waitpid(leader, NULL, 0) < 0 && errno == EINTR)
+		;
+	if (started < 0)
+		errno = failure.error;
+	return started;
+}
 
 static void __attribute__((noreturn)) init_main(void)
 {
@@ -2571,9 +2640,12 @@ static void __attribute__((noreturn)) init_main(void)
 	step_name = "vfork";
 	step_path = NULL;
 	/* vfork: init sleeps until the command has execed or failed, and reads the failure from their shared memory. */
-	command_pid = clone(command_main, stack + sizeof stack, CLONE_VM | CLONE_VFORK | CLONE_FILES | SIGCHLD, NULL);
-	if (command_pid < 0)
-		give_up();
+	command_pid = plan->flags & F_NO_VIEW ? start_in_session(stack + sizeof stack) :
+		clone(command_main, stack + sizeof stack, CLONE_VM | CLONE_VFORK | CLONE_FILES | SIGCHLD, NULL);
+	if (command_pid < 0) {
+		report_failure(M_FAILED, step_name, errno, NULL);
+		leave(125);
+	}
 	if (!failure.error && !failure.reached_exec) {
 		/* Killed on its way, by a filter or a limit that the caller's process already had. */
 		failure.error = EINTR;
@@ -2699,6 +2771,9 @@ static void wrap(void)
 	/* Whatever it may be waiting for: it does not outlive us. */
 	if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0)
 		give_up();
+	/* Nor is it stopped with us, when somebody stops our group: it could not be ended then. */
+	if (setpgid(0, 0) < 0)
+		give_up();
 	c.plan = plan_fd;
 	c.socket = launch_socket;
 	c.pair = pair[1];
@@ -2813,8 +2888,6 @@ static void __attribute__((noreturn)) inside_main(int carry)
 	}
 	if (!c->envc)
 		environ = list;
-	if (send(pair[1], "", 1, MSG_NOSIGNAL) != 1)
-		_exit(125);      /* the monitor is gone */
 	/* Whatever else came past bubblewrap is closed by close_on_exec() and only_keep(). */
 	parse(c->plan);
 	if (!(plan->flags & F_WRAPPED))
@@ -2878,6 +2951,8 @@ static void __attribute__((noreturn)) monitor_loop(pid_t init)
 			request[1] = 1;
 		} else if (signal_number == SIGCONT) {
 			request[1] = 1;
+			if (plan->flags & F_WRAPPED)
+				kill(init, SIGCONT);
 		}
 		(void)send(pair[0], request, sizeof request, MSG_NOSIGNAL | MSG_DONTWAIT);
 		if (request[0] == SIGSTOP) {
@@ -2995,7 +3070,8 @@ static pid_t start_wrapper(void)
 			return wrapper;
 		waitpid(wrapper, &status, 0);
 		end_children(0, 0);
-		if (attempt == 3 || !optional || lseek(wrapper_says, 0, SEEK_END) <= 0)
+		if (attempt == 5 || !optional ||
+		    (lseek(wrapper_says, 0, SEEK_END) <= 0 && !(WIFEXITED(status) && WEXITSTATUS(status) == AGAIN)))
 			break;
 		if (ftruncate(wrapper_says, 0) < 0 || lseek(wrapper_says, 0, SEEK_SET) < 0)
 			give_up();
@@ -3041,17 +3117,21 @@ static pid_t start_init(void)
 	return init;
 }
 
-static void monitor_main(void)
+/* Closed in the caller means closed in the command: hold their place until the exec, before anything else is opened. */
+static void hold_streams(void)
 {
-	struct sigaction before, fallback;
-	pid_t init;
-
-	/* Closed in the caller means closed in the command: hold their place until the exec. */
 	for (int fd; (fd = open("/dev/null", O_RDWR | O_CLOEXEC)) >= 0;)
 		if (fd > 2) {
 			close(fd);
 			break;
 		}
+}
+
+static void monitor_main(void)
+{
+	struct sigaction before, fallback;
+	pid_t init;
+
 	step_name = "prepare";
 	fcntl(launch_socket, F_SETFD, FD_CLOEXEC);
 	prctl(PR_SET_NAME, "sandbox-monitor");
@@ -3166,6 +3246,7 @@ int main(int argc, char **argv)
 	launch_socket = (int)fd;
 	copy_arguments(argc, argv);
 	mark("start");
+	hold_streams();
 	parse(receive_plan());
 	mark("parse");
 	monitor_main();

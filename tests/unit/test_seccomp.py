@@ -215,7 +215,7 @@ def test_nothing_has_an_address_where_the_hosts_is_the_only_network(sockets):
     for family in range(64):
         wanted = {"none": (), "internet": (2, 10, 16), "streams": (1, 2, 10, 16)}[sockets]
         assert (verdict(program, NR["socket"], family, 1, 0) == ALLOW) == (family in wanted), family
-    for kind in (2, 2 | 0o2000000, 2 | 0o4000, 2 | HIGH):
+    for kind in (2, 2 | 0o2000000, 2 | 0o4000, 2 | HIGH, 3, 3 | 0o2000000):
         assert verdict(program, NR["socket"], 1, kind, 0) != ALLOW
         assert verdict(program, NR["socketpair"], 1, kind, 0) == ERRNO | errno.EPERM
         if sockets != "none":
