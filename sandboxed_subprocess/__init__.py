@@ -48,7 +48,7 @@ __all__ = [
     "CalledProcessError", "DEVNULL", "SubprocessError", "TimeoutExpired", "CompletedProcess",
     "CommandRejected", "Enforcement", "Environment", "Glob", "LimitExceeded", "Limits", "NetworkRule", "Policy",
     "PolicyError", "Report", "SandboxError", "SandboxSetupError", "SandboxUnavailable", "SandboxWarning", "Usage",
-    "Violation", "default_policy", "network_rule", "self_test", "set_default_policy",
+    "Violation", "default_policy", "network_rule", "set_default_policy",
 ]  # fmt: skip
 
 if _typing.TYPE_CHECKING:

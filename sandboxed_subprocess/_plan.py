@@ -874,7 +874,7 @@ def compile_plan(view: View, command: Command, visible: dict[str, str], dropped:
     moment, pins = observe(view)
     foreign = ""
     if sys.platform == "linux" and os.geteuid() == 0:
-        foreign = _foreign_root(view, command)
+        foreign = _foreign_root(view, command, visible)
     if foreign and view.policy.enforcement == "strict":
         raise PolicyError(foreign)
     composition = compose(view, moment)
@@ -892,9 +892,12 @@ def compile_plan(view: View, command: Command, visible: dict[str, str], dropped:
     return Plan(composition, command, pins, known[2], dropped)
 
 
-def _foreign_root(view: View, command: Command) -> str:
+def _foreign_root(view: View, command: Command, visible: dict[str, str]) -> str:
     """Without its capabilities root can write in no directory of somebody else's, as it could without a sandbox: in a container,
-    say, where the workspace is the host user's. The error for that; else an empty text."""
+    say, where the workspace is the host user's. The error for that; else an empty text.
+
+    Not where the user has told git whose repository it is (safe.directory): then it is known, and reading is enough for much.
+    """
     if sys.platform != "linux" or command.uid or danger.ROOT_FILE_ACCESS in view.policy.write:
         return ""  # another user may there what it may without a sandbox
     gid = os.getegid() if command.gid is None else command.gid
@@ -902,7 +905,7 @@ def _foreign_root(view: View, command: Command) -> str:
     for root, given, _ in view.given:
         st = os.stat(root)
         shift = 6 if st.st_uid == 0 else 3 if st.st_gid in groups else 0
-        if st.st_mode >> shift & 0o3 == 0o3 or _has_acl(root):
+        if st.st_mode >> shift & 0o3 == 0o3 or _has_acl(root) or _is_trusted(root, visible):
             continue
         return (
             f"writable root {given!r} belongs to uid {st.st_uid} (mode {stat.S_IMODE(st.st_mode):04o}), and the command would"
@@ -910,6 +913,23 @@ def _foreign_root(view: View, command: Command) -> str:
             f" user={st.st_uid}; or, to give root's command that power in this sandbox, name danger.ROOT_FILE_ACCESS in write="
         )
     return ""
+
+
+def _user_git_files(environ: dict[str, str]) -> tuple[str, ...]:
+    home = environ.get("HOME")
+    if not home:
+        return ()
+    config = environ.get("XDG_CONFIG_HOME") or f"{home}/.config"
+    return f"{config}/git/config", f"{home}/.gitconfig"
+
+
+def _is_trusted(root: str, environ: dict[str, str]) -> bool:
+    """Whether safe.directory names a repository (git-config(1)); an empty value takes back what was before."""
+    trusted = False
+    for path in _user_git_files(environ) if os.path.lexists(f"{root}/{_paths.GIT}") else ():
+        for value in _paths.safe_directories(path):
+            trusted = bool(value) and (trusted or value in ("*", root))
+    return trusted
 
 
 def _has_acl(path: str) -> bool:
@@ -965,10 +985,8 @@ def _git_settings(composition: Composition, environ: dict[str, str]) -> None:
             ("filter.sandboxed-subprocess.clean", "git cat-file blob :%f"),
         ]
     # Only where the user's own file is out of sight. git trusts nothing else of it, and nothing else is passed on.
-    home = environ.get("HOME")
-    if home and any(r.access is Access.DENY and r.why != "sensitive path" for r in composition.rules):
-        config = environ.get("XDG_CONFIG_HOME") or f"{home}/.config"
-        for path in (f"{config}/git/config", f"{home}/.gitconfig"):
+    if any(r.access is Access.DENY and r.why != "sensitive path" for r in composition.rules):
+        for path in _user_git_files(environ):
             rule = composition.decide(_paths.resolve(path).real)
             if rule is not None and rule.access is Access.DENY:
                 pairs += [("safe.directory", value) for value in _paths.safe_directories(path)]

@@ -47,6 +47,7 @@ from ._records import (
     OPTIONAL,
     OURS,
     PINNED,
+    PLACE,
     PROC,
     PROTECT,
     READONLY,
@@ -79,12 +80,14 @@ class Program(NamedTuple):
         identity: device and inode.
         version: (0, 8), say.
         plain: it is not set-user-id, so that process 1 may be given capabilities in the new namespace.
+        by_descriptor: it has --bind-fd (0.10, and security updates of older ones).
     """
 
     path: str
     identity: tuple[int, int]
     version: tuple[int, ...]
     plain: bool
+    by_descriptor: bool = False
 
 
 class _Options:
@@ -96,6 +99,7 @@ class _Options:
         self.node_flags = DEVICES | (READONLY if root else 0)
         self.root = root
         self.version = program.version
+        self.by_descriptor = program.by_descriptor
         self.tmpfs_bytes = tmpfs_bytes
         self.numbers = numbers
         self.out: list[bytes] = []
@@ -106,13 +110,17 @@ class _Options:
         # (place, options with None where the place goes, checks of it): to be done again where it gets a second name.
         self.done: list[tuple[str, list[bytes | None], list[Op]]] = []
 
-    def bind(self, place: str, option: str, source: str, flags: int, kind: int = ANYTHING) -> None:
+    def bind(self, place: str, option: str, source: str, flags: int) -> None:
         """bwrap binds what the name then leads to. It has to be what it leads to now, by no link."""
-        found = identity_without_links(source)
-        if kind == ANYTHING:
-            self.put(place, [option, source, None], SAME, flags, *found)
+        self.bind_same(place, option, source, flags, identity_without_links(source))
+
+    def bind_same(self, place: str, option: str, source: str, flags: int, found: tuple[int, int]) -> None:
+        if option == "--bind" and self.by_descriptor:
+            number = self.free_number()
+            self.data.append(op(PLACE, number, 0, *found, os.fsencode(source)))
+            self.put(place, ["--bind-fd", str(number), None], SAME, flags, *found)
         else:
-            self.put(place, [option, source, None], kind, flags)
+            self.put(place, [option, source, None], SAME, flags, *found)
 
     def put(self, place: str, options: list[str | bytes | None], kind: int, flags: int, c: int = 0, d: int = 0) -> None:
         encoded = [None if o is None else os.fsencode(o) for o in options]
@@ -153,15 +161,20 @@ class _Options:
             self.plain("--remount-ro", place)
 
     def number(self, entry: Op) -> int:
-        """A number that nothing has, for a descriptor of a file's content."""
+        """A number for a descriptor of a file's content."""
+        number = self.free_number()
+        self.data.append(Op(DATA, number, 0, len(entry.raw), entry.d, (), entry.raw))
+        return number
+
+    def free_number(self) -> int:
+        """One that nothing has, nor will have."""
         # Far above those that are taken: the launcher's own come next to them.
-        if not self.data:
+        if not self.next:
             self.next = max(200, max(self.numbers, default=0) + 100)
             if self.next + 100 > _descriptor_limit():
                 self.next = max(self.numbers, default=0) + 25
         number = self.next
         self.next += 1
-        self.data.append(Op(DATA, number, 0, len(entry.raw), entry.d, (), entry.raw))
         return number
 
 
@@ -237,7 +250,7 @@ def _attach(options: _Options, source: str, target: str, item: Op) -> None:
             raise SandboxSetupError("devices", errno.EPERM, source, "bubblewrap cannot keep its owner from changing its mode")
         options.put(target, ["--dev-bind", source, None], A_NODE, options.node_flags)
     elif kind == SAME:
-        options.put(target, ["--ro-bind" if flags & READONLY else "--bind", source, None], kind, flags, item.c, item.d)
+        options.bind_same(target, "--ro-bind" if flags & READONLY else "--bind", source, flags, (item.c, item.d))
     else:
         options.bind(target, "--ro-bind" if flags & READONLY else "--bind", source, flags)
 
@@ -468,22 +481,30 @@ def _version(path: str) -> tuple[int, ...]:
     Raises:
         Missing: it does not say one.
     """
-    try:
-        with StdlibPopen([path, "--version"], env={}, cwd="/", stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL) as process:
-            try:
-                text = process.communicate(timeout=10)[0]
-            except TimeoutExpired:
-                process.kill()
-                raise Missing(f"{path} --version takes more than 10 s", transient=True) from None
-    except OSError as error:
-        raise Missing(f"{path} cannot be executed ({error.strerror})") from None
-    found = re.match(rb"bubblewrap (\d+)\.(\d+)", text)
+    found = re.match(rb"bubblewrap (\d+)\.(\d+)", _says(path, "--version"))
     if not found:
         raise Missing(f"{path} is not bubblewrap")
     version = int(found[1]), int(found[2])
     if version < (0, 4):
         raise Missing(f"{path} is bubblewrap {version[0]}.{version[1]}; 0.4 is needed")
     return version
+
+
+def _says(path: str, option: str) -> bytes:
+    """
+    Raises:
+        Missing: it cannot be asked.
+    """
+    try:
+        with StdlibPopen([path, option], env={}, cwd="/", stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL) as process:
+            try:
+                text = process.communicate(timeout=10)[0]
+            except TimeoutExpired:
+                process.kill()
+                raise Missing(f"{path} {option} takes more than 10 s", transient=True) from None
+    except OSError as error:
+        raise Missing(f"{path} cannot be executed ({error.strerror})") from None
+    return bytes(text)
 
 
 def detect() -> Bubblewrap:
@@ -504,7 +525,8 @@ def detect() -> Bubblewrap:
                 raise Missing(f"{name} is not used: {why}")
             st = os.stat(name)
             plain = not st.st_mode & stat.S_ISUID or os.geteuid() == 0
-            return _tried(path, Program(name, (st.st_dev, st.st_ino), _version(name), plain))
+            version = _version(name)
+            return _tried(path, Program(name, (st.st_dev, st.st_ino), version, plain, b"--bind-fd" in _says(name, "--help")))
         except Missing as gap:
             first = first or gap
     if first is not None:

@@ -159,7 +159,7 @@ enum {
 enum kind {
 	K_ARGV0 = 1, K_EXEC, K_KEEP, K_GROUP, K_RLIMIT, K_FILTER,
 	K_SOURCE, K_BASE, K_MKDIR, K_FILE, K_LINK, K_TBIND, K_ATTACH, K_PROTECT, K_PROC, K_DEVPTS, K_RULE, K_MASK, K_SEAL, K_ALIAS, K_SOCKET,
-	K_WRAPPER, K_DATA, K_CHECK, K_TIDY, K_OPTION,
+	K_WRAPPER, K_DATA, K_CHECK, K_TIDY, K_OPTION, K_PLACE,
 	K_COUNT
 };
 
@@ -170,7 +170,7 @@ static const struct { unsigned char strings, raw; } shape[K_COUNT] = {
 	[K_FILTER] = {0, 1}, [K_SOURCE] = {1, 0}, [K_BASE] = {1, 0}, [K_MKDIR] = {1, 0}, [K_FILE] = {1, 1},
 	[K_LINK] = {2, 0}, [K_TBIND] = {2, 0}, [K_ATTACH] = {1, 0}, [K_PROTECT] = {1, 0}, [K_PROC] = {0, 0},
 	[K_DEVPTS] = {1, 0}, [K_RULE] = {1, 0}, [K_MASK] = {3, 0}, [K_SEAL] = {1, 0}, [K_ALIAS] = {2, 0}, [K_SOCKET] = {1, 0},
-	[K_WRAPPER] = {1, 1}, [K_DATA] = {0, 1}, [K_CHECK] = {1, 0}, [K_TIDY] = {1, 0}, [K_OPTION] = {1, 1},
+	[K_WRAPPER] = {1, 1}, [K_DATA] = {0, 1}, [K_CHECK] = {1, 0}, [K_TIDY] = {1, 0}, [K_OPTION] = {1, 1}, [K_PLACE] = {1, 0},
 };
 struct record {
 	enum kind kind;
@@ -2811,6 +2811,23 @@ static void wrap(void)
 			struct stat st;
 			if (lstat(r.s[0], &st) == 0 && put(options, r.raw, r.raw_length) < 0)
 				give_up();
+		} else if (r.kind == K_PLACE) {
+			/* What is bound writable is handed over open: led elsewhere by a link, bubblewrap would make the mount points
+			 * of what is to be covered in it there, on the host. */
+			struct stat st;
+			int fd = open_target(r.s[0]);
+
+			step_path = r.s[0];
+			if (fd < 0 || fstat(fd, &st) < 0)
+				give_up();
+			if ((uint64_t)st.st_dev != r.n.c || (uint64_t)st.st_ino != r.n.d || fcntl((int)r.n.a, F_GETFD) >= 0) {
+				errno = ESTALE;
+				give_up();
+			}
+			if (dup2(fd, (int)r.n.a) < 0)
+				give_up();
+			close(fd);
+			step_path = NULL;
 		} else if (r.kind == K_DATA) {
 			int fd = memfd("data");
 			if (fd < 0 || put(fd, r.raw, r.raw_length) < 0 || (r.n.d && ftruncate(fd, (off_t)r.n.d) < 0) ||

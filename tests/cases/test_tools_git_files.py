@@ -106,6 +106,7 @@ def test_a_repository_that_nobody_trusted_is_not_trusted_inside(sh, place, repo,
     for directory, names, files in os.walk(repo):
         for name in [".", *names, *files]:
             os.chown(os.path.join(directory, name), 1234, 1234)
+    repo.chmod(0o777)  # without this, or trust, it is refused before: root's command could not write there
     policy = sp.Policy.workspace_write(repo, deny_read=[home], backend=tier)
     result = sh("git status --porcelain", env={**os.environ, "HOME": str(home)}, policy=policy)
     assert result.returncode != 0 and "dubious ownership" in result.stderr

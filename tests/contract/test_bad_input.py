@@ -261,6 +261,7 @@ def test_what_another_user_hides_already_is_no_obstacle(place, kind):
     (place / "private").chmod(0o700)
     (place / "work").mkdir()
     os.chown(place / "work", 65534, 65534)
+    (place / "work").chmod(0o777)  # root's command writes there as well
     with socket.socket(socket.AF_UNIX) as server:
         if kind == "socket":
             server.bind(str(place / "private/d.sock"))

@@ -233,7 +233,7 @@ def test_without_landlock_the_policy_is_refused_and_best_effort_names_it(ws, mon
     result = sp.run(
         ["sh", "-c", "echo x > ../other"],
         cwd=ws,
-        policy=sp.Policy.workspace_write(ws, enforcement="best-effort"),
+        policy=sp.Policy.workspace_write(ws, enforcement="best-effort", backend="namespaces"),
         capture_output=True,
     )
     assert result.returncode != 0 and not (ws.parent / "other").exists()

@@ -269,7 +269,7 @@ def fake_bwrap(place, monkeypatch):
         bin_ = place / "bin"
         bin_.mkdir(exist_ok=True)
         program = bin_ / name
-        program.write_text(f"#!/bin/sh\n[ \"$1\" = --version ] && echo 'bubblewrap 0.8.0' && exit\n{body}\n")
+        program.write_text(f"#!/bin/sh\n[ \"$1\" = --help ] && exec {REAL} --help\n[ \"$1\" = --version ] && echo 'bubblewrap 0.8.0' && exit\n{body}\n")
         program.chmod(0o755)
         monkeypatch.setattr(linux_bubblewrap, "find_programs", lambda: [str(program)])
         monkeypatch.setattr(_backends, "_found", {})
@@ -404,7 +404,7 @@ def test_a_directory_that_is_replaced_by_a_link_meanwhile_is_found_out(fake_bwra
     policy = sp.Policy.workspace_write(ws / "sub", backend="bubblewrap")
     assert sp.run(["true"], cwd=ws, policy=policy).returncode == 0
     (place / "swap").touch()
-    with pytest.raises(sp.SandboxSetupError, match="bubblewrap|check_view|check_mounts"):
+    with pytest.raises(sp.SandboxSetupError, match=r"bubblewrap|check_view|check_mounts"):
         sp.run(["touch", f"{ws}/sub/made"], cwd=ws, policy=policy)
     assert list(outside.iterdir()) == []
 
@@ -509,9 +509,13 @@ def test_killing_everything_that_can_be_named_harms_nobody_outside(tier, ws):
     """kill(-1) without a process namespace would be everything of the same user: the caller, and its editor."""
     needs("PROCESSES")
     with subprocess.Popen(["sleep", "600"]) as victim:
-        code = "import os, signal\nfor p in (-1, %d, %d):\n    try: os.kill(p, signal.SIGKILL)\n    except OSError as e: print(e.errno)" % (
-            victim.pid, os.getpid(),
-        )  # fmt: skip
+        code = f"""
+import os, signal
+for pid in (-1, {victim.pid}, {os.getpid()}):
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except OSError:
+        pass"""
         sp.run([sys.executable, "-c", code], cwd=ws, policy=policy_for(tier, ws), capture_output=True)
         assert victim.poll() is None
         victim.kill()
@@ -735,9 +739,8 @@ def test_a_mask_that_was_left_out_is_found_out(fake_bwrap, ws, outside, place, w
         program = fake_bwrap("")
         program.write_text(f"""#!{sys.executable}
 import os, sys
-if sys.argv[1] == "--version":
-    print("bubblewrap 0.8.0")
-    raise SystemExit
+if sys.argv[1] in ("--version", "--help"):
+    os.execv({REAL!r}, ["bwrap", sys.argv[1]])
 fd = int(sys.argv[2])
 options = os.read(fd, 1 << 20).split(b"\\0")[:-1]
 while {os.fsencode(secret)!r} in options:
