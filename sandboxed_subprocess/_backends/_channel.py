@@ -295,7 +295,7 @@ _WAYS_OUT = {
 
 
 def setup_error(step: str, number: int, path: str | None) -> SandboxSetupError:
-    if step == "bubblewrap":  # what would be the path is what it has said
+    if step in ("bubblewrap", "running") and not number:  # what would be the path is what bwrap has said
         return SandboxSetupError(step, number, None, (path or "").strip() or "it ended without a word")
     detail = _WAYS_OUT.get((step, number), "")
     if not detail and number == errno.ELOOP:

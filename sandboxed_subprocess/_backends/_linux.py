@@ -6,8 +6,10 @@ import sys
 
 assert sys.platform == "linux"
 
+import contextlib
 import errno
 import os
+import signal
 import socket
 import struct
 from collections.abc import Callable
@@ -285,9 +287,16 @@ class LauncherBackend:
             try:
                 status = process.wait(_PATIENCE)
             except TimeoutExpired:
-                # A mount that does not answer (autofs, NFS): all of it ends with its first process.
-                process.kill()
-                process.wait()
+                # A mount that does not answer (autofs, NFS), or a bwrap that does nothing: what the launcher has started
+                # ends first, so that the launcher can tell, and nothing is left.
+                for pid in _children(process.pid):
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.kill(pid, signal.SIGKILL)
+                try:
+                    process.wait(1)
+                except TimeoutExpired:
+                    process.kill()
+                    process.wait()
                 raise
             child.close()
             answer = channel.recv(8192)
@@ -305,6 +314,14 @@ class LauncherBackend:
         if connects and status > 0:
             return SandboxSetupError("connect", status)
         raise Missing(f"the launcher ended with {status} in a trial", transient=status < 0)
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
+            return [int(number) for number in file.read().split()]
+    except OSError:
+        return []
 
 
 def launcher() -> str:

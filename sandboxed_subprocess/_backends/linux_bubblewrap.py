@@ -365,7 +365,9 @@ def _alias(options: _Options, source: str, target: str) -> None:
 
 def _start(program: Program, network: bool, root: bool, switches: bool) -> list[bytes]:
     out = ["--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try"]
-    out += ["--as-pid-1", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+    # Not --die-with-parent: killed before it has written the maps, bwrap leaves a child that waits for them for ever. Process 1
+    # notices by itself that the monitor has died.
+    out += ["--as-pid-1", "--new-session", "--cap-drop", "ALL"]
     if not switches:
         # It maps one user only, so not where the command becomes another one (which root's command does, and no other).
         out.append("--unshare-user")

@@ -2713,7 +2713,7 @@ struct carried {
 
 static int wrapper_says = -1;              /* monitor: a memfd with bubblewrap's messages */
 
-static void tell_wrapper_failed(int status)
+static void tell_wrapper_failed(const char *step, int status)
 {
 	static char text[1024];
 	ssize_t n = wrapper_says < 0 ? 0 : pread(wrapper_says, text, sizeof text - 1, 0);
@@ -2723,7 +2723,7 @@ static void tell_wrapper_failed(int status)
 			WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
 	text[n] = 0;
 	/* Not listened to if init has said something before. */
-	report_failure(M_FAILED, "bubblewrap", 0, text);
+	report_failure(M_FAILED, step, 0, text);
 }
 
 static int put(int fd, const void *bytes, size_t size)
@@ -2768,10 +2768,9 @@ static void wrap(void)
 
 	step_name = "wrapper";
 	step_path = NULL;
-	/* Whatever it may be waiting for: it does not outlive us. */
-	if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0)
-		give_up();
-	/* Nor is it stopped with us, when somebody stops our group: it could not be ended then. */
+	/* Not killed with us (PR_SET_PDEATHSIG): its own child would wait for it for ever, if it died before it has written the maps.
+	 * Left alone it starts process 1, which finds nobody at the other end of the pair and ends. Nor is it stopped with us, when
+	 * somebody stops our group: it could not be ended then. */
 	if (setpgid(0, 0) < 0)
 		give_up();
 	c.plan = plan_fd;
@@ -2818,16 +2817,20 @@ static void wrap(void)
 			int fd = open_target(r.s[0]);
 
 			step_path = r.s[0];
+			step_name = "pin";
 			if (fd < 0 || fstat(fd, &st) < 0)
 				give_up();
 			if ((uint64_t)st.st_dev != r.n.c || (uint64_t)st.st_ino != r.n.d || fcntl((int)r.n.a, F_GETFD) >= 0) {
 				errno = ESTALE;
 				give_up();
 			}
-			if (dup2(fd, (int)r.n.a) < 0)
+			if (dup2(fd, (int)r.n.a) < 0) {
+				errno = EMFILE;      /* the number is above the limit, of which dup2 says EBADF */
 				give_up();
+			}
 			close(fd);
 			step_path = NULL;
+			step_name = "wrapper";
 		} else if (r.kind == K_DATA) {
 			int fd = memfd("data");
 			if (fd < 0 || put(fd, r.raw, r.raw_length) < 0 || (r.n.d && ftruncate(fd, (off_t)r.n.d) < 0) ||
@@ -2837,8 +2840,10 @@ static void wrap(void)
 				errno = EBUSY;
 				give_up();
 			}
-			if (dup2(fd, (int)r.n.a) < 0)
+			if (dup2(fd, (int)r.n.a) < 0) {
+				errno = EMFILE;      /* the number is above the limit, of which dup2 says EBADF */
 				give_up();
+			}
 			close(fd);
 		}
 	}
@@ -2949,7 +2954,7 @@ static void __attribute__((noreturn)) monitor_loop(pid_t init)
 			if (plan->flags & F_NO_VIEW)
 				tidy();
 			if (plan->flags & F_WRAPPED) {
-				tell_wrapper_failed(raw);
+				tell_wrapper_failed("running", raw);
 				/* It says of a killed process 1 what shells say; of the command's own 137 init has told us. */
 				if (WIFEXITED(raw) && WEXITSTATUS(raw) > 128)
 					raw = WEXITSTATUS(raw) - 128;
@@ -3064,7 +3069,7 @@ static int stay_ordinary(void)
 static pid_t start_wrapper(void)
 {
 	struct record r;
-	int optional = 0, status = 0;
+	int optional = 0, status = 0, ended;
 
 	FOR_EACH_RECORD(r)
 		optional |= r.kind == K_OPTION;
@@ -3080,12 +3085,23 @@ static pid_t start_wrapper(void)
 			wrap();
 		}
 		close(pair[1]);
-		do
-			n = recv(pair[0], &begun, 1, 0);
-		while (n < 0 && errno == EINTR);
-		if (n == 1)
-			return wrapper;
-		waitpid(wrapper, &status, 0);
+		/* Its end of file alone would not do: killed before it has written the maps, bubblewrap leaves a child that waits for
+		 * them for ever, with our pair open. */
+		for (ended = 0;;) {
+			struct pollfd word = {.fd = pair[0], .events = POLLIN};
+
+			n = poll(&word, 1, 20) > 0 ? recv(pair[0], &begun, 1, MSG_DONTWAIT) : -1;
+			if (n == 1)
+				return wrapper;
+			if (n == 0 || ended)
+				break;
+			ended = waitpid(wrapper, &status, WNOHANG) == wrapper;
+		}
+		if (!ended) {
+			/* Nobody is left who could begin. */
+			kill(wrapper, SIGCONT);
+			waitpid(wrapper, &status, 0);
+		}
 		end_children(0, 0);
 		if (attempt == 5 || !optional ||
 		    (lseek(wrapper_says, 0, SEEK_END) <= 0 && !(WIFEXITED(status) && WEXITSTATUS(status) == AGAIN)))
@@ -3096,7 +3112,7 @@ static pid_t start_wrapper(void)
 		if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
 			give_up();
 	}
-	tell_wrapper_failed(status);
+	tell_wrapper_failed("bubblewrap", status);
 	_exit(125);
 }
 
