@@ -72,6 +72,11 @@ attempt("names", lambda: os.listdir(out + "/hidden"))
 attempt("fifo", lambda: os.write(os.open(out + "/fifo", os.O_WRONLY | os.O_NONBLOCK), A["token"].encode()))
 attempt("unix stream", lambda: talk(socket.AF_UNIX, socket.SOCK_STREAM, out + "/stream"))
 attempt("unix datagram", lambda: talk(socket.AF_UNIX, socket.SOCK_DGRAM, out + "/datagram", how="send"))
+def pair(kind):
+    for s in socket.socketpair(socket.AF_UNIX, kind):
+        s.sendto(A["token"].encode(), out + "/datagram")
+attempt("unix datagram", lambda: pair(socket.SOCK_DGRAM))
+attempt("unix datagram", lambda: pair(socket.SOCK_RAW))  # of which the kernel makes the same
 attempt("abstract", lambda: talk(socket.AF_UNIX, socket.SOCK_STREAM, "\0" + A["abstract"]))
 for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
     attempt("tcp", lambda: talk(family, socket.SOCK_STREAM, (address, A["tcp"])))

@@ -463,7 +463,11 @@ def _refuse(path: str) -> str | None:
     st = os.stat(path)
     if not stat.S_ISREG(st.st_mode) or not os.access(path, os.X_OK):
         return "it is not a program"
-    for root in (*granted_roots(), os.getcwd()):
+    try:
+        here = os.getcwd()
+    except OSError:
+        here = "/"  # it is gone, and nothing can be put there
+    for root in (*granted_roots(), here):
         if _paths.is_within(path, root) and root != "/":
             return f"it lies in {root!r}, where a command may have put it"
     place = path

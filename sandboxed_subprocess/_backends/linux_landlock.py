@@ -121,6 +121,7 @@ def allow_list(plan: Plan, write: int) -> tuple[list[tuple[str, int]], list[str]
         and r.why != SOCKET
         and r.path not in plan.composition.absent
         and not any(_paths.is_within(r.path, root) for root in roots)
+        and not (plan.command.uid is None and _is_closed(r.path))
     }
     denied |= {"/dev", *plan.view.private}
     leading = {above for path in denied for above in _above(path)}
@@ -165,6 +166,11 @@ def allow_list(plan: Plan, write: int) -> tuple[list[tuple[str, int]], list[str]
     for path in (*(f"/dev/{name}" for name in _NODES), *plan.view.devices):
         allow(path, READ_FILE | write & (WRITE_FILE | IOCTL_DEV | TRUNCATE))
     return [(path, rights) for path, rights in found.items() if _can_have_a_rule(path)], expanded
+
+
+def _is_closed(path: str) -> bool:
+    """Whether an ordinary user cannot read it anyway: each denial costs a rule for all that lies beside it."""
+    return os.geteuid() != 0 and not os.access(path, os.R_OK) and not os.access(path, os.X_OK)
 
 
 def _allow_below(path: str, denied: set[str], leading: set[str], allow_reads: object, allow: object) -> None:
