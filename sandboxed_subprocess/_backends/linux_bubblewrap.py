@@ -115,7 +115,8 @@ class _Options:
         self.bind_same(place, option, source, flags, identity_without_links(source))
 
     def bind_same(self, place: str, option: str, source: str, flags: int, found: tuple[int, int]) -> None:
-        if option == "--bind" and self.by_descriptor:
+        # With thousands of roots there are not descriptors enough; they are checked afterwards all the same.
+        if option == "--bind" and self.by_descriptor and self.next + 64 < _descriptor_limit():
             number = self.free_number()
             self.data.append(op(PLACE, number, 0, *found, os.fsencode(source)))
             self.put(place, ["--bind-fd", str(number), None], SAME, flags, *found)
@@ -347,7 +348,7 @@ def _protect(options: _Options, path: str, readonly: int) -> None:
 def _alias(options: _Options, source: str, target: str) -> None:
     again = [item for item in options.done if _paths.is_within(item[0], source)]
     # What is there by now is covered.
-    options.checks = [check for check in options.checks if check.texts[0] != os.fsencode(target)]
+    options.checks = [check for check in options.checks if not _paths.is_within(os.fsdecode(check.texts[0]), target)]
     options.bind(target, "--bind", source, 0)
     for place, made, checks in again:
         if place == source:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 
 import pytest
+from conftest import ROOT, TIER
 from helpers.escapes_probe import PROBE, outcomes
 
 
@@ -24,6 +25,8 @@ def test_no_capability_is_left_for_root_or_anyone(sh):
     result = sh("grep -E '^(Cap|NoNewPrivs|Seccomp:)' /proc/self/status")
     status = dict(line.split(":\t") for line in result.stdout.splitlines())
     for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
+        if name == "CapBnd" and TIER == "landlock" and not ROOT:
+            continue  # what bounds a set-user-id program, of which no_new_privs leaves none; only a privileged process can drop it
         assert int(status[name], 16) == 0, name
     assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
 
