@@ -424,9 +424,9 @@ class Bubblewrap(LauncherBackend):
         return b"", 0  # everything may differ from one launch to the next; see there
 
     def late_records(self, plan: Plan, program: int, taken: set[int], cleanup: list[str]) -> bytes:
-        for root in granted_roots():
-            if _paths.is_within(self._bwrap.path, root):
-                raise SandboxSetupError("wrapper", errno.EACCES, self._bwrap.path, f"it lies in the writable root {root!r}")
+        root = granted(self._bwrap.path)
+        if root is not None:
+            raise SandboxSetupError("wrapper", errno.EACCES, self._bwrap.path, f"it lies in the writable root {root!r}")
         if file_id(self._bwrap.path) != self._bwrap.identity:
             raise SandboxSetupError("wrapper", errno.ESTALE, self._bwrap.path, "it is not the one that was tried")
         view = render_view(plan, self._landlock)
@@ -455,6 +455,16 @@ def find_programs() -> list[str]:
     return list(dict.fromkeys(os.path.realpath(name) for name in names))
 
 
+def granted(path: str, here: str = "/") -> str | None:
+    """The writable root, or working directory, in which a command may have put a bwrap. Not what belongs to the running
+    interpreter: that is read-only in every root, unless danger.WRITABLE_INTERPRETER has made a root of it."""
+    own = [place for place in _paths.interpreter() if _paths.is_within(path, place)]
+    for root in (*granted_roots(), here):
+        if root != "/" and _paths.is_within(path, root) and not any(_paths.is_within(p, root) and p != root for p in own):
+            return root
+    return None
+
+
 def _refuse(path: str) -> str | None:
     """Why a bwrap is not to be trusted; None if it is.
 
@@ -468,9 +478,9 @@ def _refuse(path: str) -> str | None:
         here = os.getcwd()
     except OSError:
         here = "/"  # it is gone, and nothing can be put there
-    for root in (*granted_roots(), here):
-        if _paths.is_within(path, root) and root != "/":
-            return f"it lies in {root!r}, where a command may have put it"
+    root = granted(path, here)
+    if root is not None:
+        return f"it lies in {root!r}, where a command may have put it"
     place = path
     while True:
         st = os.stat(place)
