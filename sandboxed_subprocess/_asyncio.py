@@ -155,6 +155,14 @@ class Process(_StdlibProcess):
             raise ProcessLookupError
         self._launch.kill(self.pid)
 
+    async def wait(self) -> int:
+        """As asyncio's; and the report is complete, and everything of the launch closed, when it returns. asyncio knows the
+        returncode one tick of the loop before the protocol is told of the exit, and returns it at once."""
+        returncode = await super().wait()
+        if self._launch is not None:
+            self._launch.finish()
+        return returncode
+
     async def communicate(self, input: Any = None) -> tuple[bytes, bytes]:
         """As asyncio's; but cancelled (by `wait_for`, say) and called again, it returns what the first call had read, too."""
         try:
