@@ -312,7 +312,9 @@ def _judge(
         return [path for path in paths if os.path.lexists(path)]
 
     def limit(name: str, value: int | None) -> list[str]:
-        return [] if status.get(name) == str(value) else [f"{name}: {status.get(name)}"]
+        # Lower where this process is under a lower one itself, which is never raised.
+        found = status.get(name, "unlimited")
+        return [] if value is None or (found.isdigit() and int(found) <= value) else [f"{name}: {found}"]
 
     def metadata() -> list[str]:
         same = now is not None and (now.st_mode, now.st_mtime_ns) == (canaries.before.st_mode, canaries.before.st_mtime_ns)
@@ -345,10 +347,10 @@ def _judge(
         Feature.PROCESSES: contains("victim") + ([] if canaries.victim.poll() is None else ["a process outside was killed"]),
         Feature.PROCESS_LIST: contains("processes"),
         Feature.TREE_KILL: ["a daemon lives on"] if survived else [],
-        Feature.LIMIT_FILE: limit("Max file size", policy.limits.file_bytes),
-        Feature.LIMIT_FILES: limit("Max open files", policy.limits.open_files),
     }
     if status:
+        found[Feature.LIMIT_FILE] = limit("Max file size", policy.limits.file_bytes)
+        found[Feature.LIMIT_FILES] = limit("Max open files", policy.limits.open_files)
         found[Feature.NO_PRIVILEGES] = privileges()
     if canaries.calls:
         found[Feature.SYSTEM_CALLS] = told(*(f"call {name}" for name, _ in canaries.calls))

@@ -287,7 +287,7 @@ _WAYS_OUT = {
     ("chdir", errno.EACCES): "the working directory is hidden by the policy, or cannot be searched without privileges",
     ("landlock_rules", errno.EACCES): "a writable root cannot be searched by the user that the command runs as",
     ("proc", errno.EPERM): "parts of /proc are covered here (a nested container), so that no new one can be mounted",
-    ("subreaper", errno.ENOENT): "the list of a process's children is not to be had: no /proc, or a kernel without it",
+    ("subreaper", errno.ENOENT): "there is no /proc of this process namespace, without which a tree cannot be found",
     ("check_mounts", errno.EROFS): "bubblewrap has left it writable",
     ("check_view", errno.ESTALE): "bubblewrap has put something else there than it was asked for",
     ("check_namespaces", errno.EPERM): "bubblewrap has not made this namespace",

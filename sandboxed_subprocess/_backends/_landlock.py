@@ -13,7 +13,6 @@ assert sys.platform == "linux"
 import functools
 from typing import NamedTuple
 
-EXECUTE = 1 << 0
 WRITE_FILE = 1 << 1
 READ_FILE = 1 << 2
 TRUNCATE = 1 << 14

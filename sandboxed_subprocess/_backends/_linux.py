@@ -66,6 +66,7 @@ class LauncherBackend:
 
     name = ""
     kind = ""
+
     def __init__(self, launcher: str, ll: Landlock, no_listener: str = "") -> None:
         self._launcher = launcher
         self._launcher_id = file_id(launcher)
@@ -236,7 +237,8 @@ class LauncherBackend:
             )
         except BaseException:
             for path in cleanup:
-                os.rmdir(path)
+                with contextlib.suppress(OSError):  # somebody has put something there; the error that is raised is another
+                    os.rmdir(path)
             if lease is not None:
                 lease.end(-1)
             for fd in fds:

@@ -22,7 +22,7 @@ from .._errors import Missing, SandboxSetupError
 from .._plan import Feature, Plan, granted_roots
 from . import DEVNULL, PIPE, StdlibPopen, TimeoutExpired
 from ._channel import missing
-from ._landlock import landlock
+from ._landlock import Landlock, landlock
 from ._linux import OF_A_VIEW, LauncherBackend, file_id, launcher, refuse_nesting
 from ._records import (
     A_DEVPTS,
@@ -407,12 +407,16 @@ class Bubblewrap(LauncherBackend):
     kind = "LinuxBubblewrap"
     mode = WRAPPED
 
-    def __init__(self, launcher: str, ll: object, program: Program, no_listener: str = "") -> None:
+    def __init__(self, launcher: str, ll: Landlock, program: Program, no_listener: str = "") -> None:
         self._bwrap = program
-        super().__init__(launcher, ll, no_listener)  # type: ignore[arg-type]
+        super().__init__(launcher, ll, no_listener)
 
     def _claim(self, found: set[Feature], no_listener: str) -> None:
         found |= OF_A_VIEW
+        if not self._landlock.write and os.geteuid() != 0:
+            found.discard(Feature.WRITE_RULES)
+            lack = self._landlock.missing
+            self.why_not[Feature.WRITE_RULES] = f"what the host mounts during a run appears writable, and {lack}"
         self.why_not[Feature.ROOT_FILES] = "bubblewrap maps one user only"
         self._claim_scopes(found, Feature.ABSTRACT_SOCKETS)
         self._claim_sockets(found, no_listener)

@@ -14,6 +14,7 @@ assert sys.platform == "linux"
 import os
 import stat
 import tempfile
+from typing import Any
 
 from .. import _paths
 from .._errors import Missing
@@ -91,11 +92,18 @@ class LandlockOnly(LauncherBackend):
         rights = self._landlock.write & ~IOCTL_DEV | READ_FILE
         return record(RULE, 0, 0, rights, 0, text) + record(TIDY, 0, 0, 0, 0, text)
 
-    def launch(self, plan: Plan, report: Report, **parts: object) -> ChannelLaunch:
+    def launch(self, plan: Plan, report: Report, **parts: Any) -> ChannelLaunch:
+        # First: once it is made, a launch owns its descriptors.
+        environ = self._environ(plan, parts["cleanup"])
         launch = super().launch(plan, report, **parts)
-        launch.environ = environ = dict(launch.environ)
+        launch.environ = environ
+        return launch
+
+    def _environ(self, plan: Plan, cleanup: list[str]) -> dict[bytes, bytes]:
+        """The command's, with TMPDIR naming what is there instead of a private /tmp."""
+        environ = dict(plan.surroundings.environ)
         view = plan.view
-        tmp = str(view.tmp_source) if view.tmp_source else next(iter(parts["cleanup"]), "")  # type: ignore[call-overload]
+        tmp = view.tmp_source or next(iter(cleanup), "")
         for name in (b"TMPDIR", b"TEMP", b"TMP"):
             # An environment that was given in full and has none stays as it is; there is one in every other.
             value = os.fsdecode(environ.get(name, b""))
@@ -104,7 +112,7 @@ class LandlockOnly(LauncherBackend):
                 environ[name] = os.fsencode(tmp)
         if os.fsdecode(environ.get(b"XDG_RUNTIME_DIR", b"")) in plan.surroundings.private_dirs:
             environ.pop(b"XDG_RUNTIME_DIR", None)
-        return launch
+        return environ
 
 
 def allow_list(plan: Plan, write: int) -> tuple[list[tuple[str, int]], list[str]]:
@@ -121,7 +129,6 @@ def allow_list(plan: Plan, write: int) -> tuple[list[tuple[str, int]], list[str]
         and r.why != SOCKET
         and r.path not in plan.composition.absent
         and not any(_paths.is_within(r.path, root) for root in roots)
-        and not (plan.command.uid is None and _is_closed(r.path))
     }
     denied |= {"/dev", *plan.view.private}
     leading = {above for path in denied for above in _above(path)}
@@ -156,9 +163,10 @@ def allow_list(plan: Plan, write: int) -> tuple[list[tuple[str, int]], list[str]
             allow(rule.path, everything)
         else:
             above = max((path for path in denied if _paths.is_within(rule.path, path)), key=len, default=None)
-            # Something shown again inside what is denied; what is protected by its name must not become visible by that.
+            # Something shown again inside what is denied: all of it, but for what is denied in it. What is protected by its
+            # name must not become visible by that.
             if above is not None and (rule.reveals == "denied" or (rule.reveals and above in plan.view.private)):
-                _allow_below(rule.path, denied, leading, allow_reads, allow)
+                allow_reads(rule.path)
     for path in _paths.SHOWN:
         real = _paths.resolve(path).real
         if os.path.exists(real):
@@ -166,19 +174,6 @@ def allow_list(plan: Plan, write: int) -> tuple[list[tuple[str, int]], list[str]
     for path in (*(f"/dev/{name}" for name in _NODES), *plan.view.devices):
         allow(path, READ_FILE | write & (WRITE_FILE | IOCTL_DEV | TRUNCATE))
     return [(path, rights) for path, rights in found.items() if _can_have_a_rule(path)], expanded
-
-
-def _is_closed(path: str) -> bool:
-    """Whether an ordinary user cannot read it anyway: each denial costs a rule for all that lies beside it."""
-    return os.geteuid() != 0 and not os.access(path, os.R_OK) and not os.access(path, os.X_OK)
-
-
-def _allow_below(path: str, denied: set[str], leading: set[str], allow_reads: object, allow: object) -> None:
-    """Something shown again inside what is denied: all of it, but for what is denied in it."""
-    if path in leading:
-        allow_reads(path)  # type: ignore[operator]
-    elif path not in denied:
-        allow(path, READ_FILE)  # type: ignore[operator]
 
 
 def _above(path: str) -> list[str]:

@@ -134,7 +134,7 @@ struct bpf_program { unsigned short length; const void *filter; };
 
 /* ---- the plan ------------------------------------------------------------------------------------------------ */
 
-/* Written by _backends/linux_namespaces.py; both sides name the same version. Native byte order and sizes. */
+/* Written by _backends/_records.py; both sides name the same version. Native byte order and sizes. */
 struct header {
 	char magic[8];               /* "sbxplan" and the version */
 	uint32_t size;               /* bytes, this header included */
@@ -2756,6 +2756,20 @@ static int inherit(int fd)
 	return fcntl(fd, F_SETFD, 0);
 }
 
+/* Moves a descriptor to the number that the options name, which nothing may have. */
+static int give_number(int fd, int number)
+{
+	if (fcntl(number, F_GETFD) >= 0) {
+		errno = EBUSY;
+		return -1;
+	}
+	if (dup2(fd, number) < 0) {
+		errno = EMFILE;      /* the number is above the limit, of which dup2 says EBADF */
+		return -1;
+	}
+	return close(fd);
+}
+
 /* In a forked child of the monitor; returns only if something failed. */
 static void wrap(void)
 {
@@ -2820,34 +2834,23 @@ static void wrap(void)
 			step_name = "pin";
 			if (fd < 0 || fstat(fd, &st) < 0)
 				give_up();
-			if ((uint64_t)st.st_dev != r.n.c || (uint64_t)st.st_ino != r.n.d || fcntl((int)r.n.a, F_GETFD) >= 0) {
+			if ((uint64_t)st.st_dev != r.n.c || (uint64_t)st.st_ino != r.n.d) {
 				errno = ESTALE;
 				give_up();
 			}
-			if (dup2(fd, (int)r.n.a) < 0) {
-				errno = EMFILE;      /* the number is above the limit, of which dup2 says EBADF */
+			if (give_number(fd, (int)r.n.a) < 0)
 				give_up();
-			}
-			close(fd);
 			step_path = NULL;
 			step_name = "wrapper";
 		} else if (r.kind == K_DATA) {
 			int fd = memfd("data");
 			if (fd < 0 || put(fd, r.raw, r.raw_length) < 0 || (r.n.d && ftruncate(fd, (off_t)r.n.d) < 0) ||
-			    lseek(fd, 0, SEEK_SET) < 0)
+			    lseek(fd, 0, SEEK_SET) < 0 || give_number(fd, (int)r.n.a) < 0)
 				give_up();
-			if (fcntl((int)r.n.a, F_GETFD) >= 0) {
-				errno = EBUSY;
-				give_up();
-			}
-			if (dup2(fd, (int)r.n.a) < 0) {
-				errno = EMFILE;      /* the number is above the limit, of which dup2 says EBADF */
-				give_up();
-			}
-			close(fd);
 		}
 	}
-	if (lseek(options, 0, SEEK_SET) < 0 || inherit(options) < 0 || inherit(plan_fd) < 0 || inherit(launch_socket) < 0 || inherit(pair[1]) < 0 || inherit(caller_fd) < 0 || inherit(carry) < 0)
+	if (lseek(options, 0, SEEK_SET) < 0 || inherit(options) < 0 || inherit(plan_fd) < 0 || inherit(launch_socket) < 0 ||
+	    inherit(pair[1]) < 0 || inherit(caller_fd) < 0 || inherit(carry) < 0)
 		give_up();
 	snprintf(inside, sizeof inside, "sandboxed-subprocess-inside %d", carry);
 	{
@@ -3103,7 +3106,8 @@ static pid_t start_wrapper(void)
 			waitpid(wrapper, &status, 0);
 		}
 		end_children(0, 0);
-		if (attempt == 5 || !optional ||
+		/* 125: init, or the child that was to become bubblewrap, has said what failed, and the caller goes by that. */
+		if (attempt == 5 || !optional || (WIFEXITED(status) && WEXITSTATUS(status) == 125) ||
 		    (lseek(wrapper_says, 0, SEEK_END) <= 0 && !(WIFEXITED(status) && WEXITSTATUS(status) == AGAIN)))
 			break;
 		if (ftruncate(wrapper_says, 0) < 0 || lseek(wrapper_says, 0, SEEK_SET) < 0)

