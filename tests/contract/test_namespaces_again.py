@@ -9,12 +9,14 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT, wait_until
+from conftest import ROOT, only_namespaces, wait_until
 
 import sandboxed_subprocess as sp
 from sandboxed_subprocess.testing import needs
 
 WHERE = ["readlink", "/proc/self/ns/net", "/proc/self/ns/user"]
+
+pytestmark = only_namespaces
 
 
 @pytest.fixture(autouse=True)
