@@ -51,7 +51,10 @@ class ChannelLaunch(Launch):
         channel: socket.socket,
         lease: Lease | None,
         cleanup: Sequence[str] = (),
+        subreaper: bool = False,
     ) -> None:
+        # Without a process namespace the tree dies by init's hand, one by one, and not with init.
+        self._subreaper = subreaper
         self._cleanup = list(cleanup)
         self._child_fds = list(child_fds)
         self._channel: socket.socket | None = channel
@@ -155,6 +158,11 @@ class ChannelLaunch(Launch):
                 told = True
             except OSError:
                 pass  # its end is closed: it is gone, or will be killed now
+        if told and self._subreaper:
+            # Killed in the middle of that, it would leave the rest to the monitor, to begin anew. It may have been stopped.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                signal.pidfd_send_signal(self._init_fd, signal.SIGCONT)
+            return
         if told:
             poller = select.poll()
             poller.register(self._init_fd, select.POLLIN)

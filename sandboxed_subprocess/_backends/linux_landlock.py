@@ -95,7 +95,7 @@ class LandlockOnly(LauncherBackend):
     def launch(self, plan: Plan, report: Report, **parts: Any) -> ChannelLaunch:
         # First: once it is made, a launch owns its descriptors.
         environ = self._environ(plan, parts["cleanup"])
-        launch = super().launch(plan, report, **parts)
+        launch = super().launch(plan, report, subreaper=True, **parts)
         launch.environ = environ
         return launch
 

@@ -1398,8 +1398,9 @@ static int end_children(pid_t wanted, int status)
 		int st;
 		pid_t pid = 0;
 
-		/* A few at a time: they may be made, and end, as fast as they are reaped. */
-		for (int i = 0; i < 256 && (pid = waitpid(-1, &st, WNOHANG)) > 0; i++)
+		/* Not without end: they may be made, and end, as fast as they are reaped. But a look at all of /proc costs as much
+		 * as reaping hundreds. */
+		for (int i = 0; i < 4096 && (pid = waitpid(-1, &st, WNOHANG)) > 0; i++)
 			if (pid == wanted)
 				status = st;
 		if (pid < 0 && errno == ECHILD)

@@ -125,8 +125,8 @@ def test_late_output_arrives_and_a_background_job_is_not_waited_for(ws, policy, 
         return loop(lambda: aio.run(script, shell=True, capture_output=True, policy=policy, cwd=ws))
 
     begin = time.monotonic()
-    assert run("echo A; sleep 30 & echo B").stdout == b"A\nB\n"
-    assert time.monotonic() - begin < 10
+    assert run("echo A; sleep 981.75 & echo B").stdout == b"A\nB\n"
+    assert time.monotonic() - begin < 30
     assert run("printf A; (sleep 0.1; printf B) & wait").stdout == b"AB"
     assert run("printf A; (printf B) & exit 0").stdout == b"AB"
     assert run("head -c 5000000 /dev/zero").stdout == bytes(5_000_000)
@@ -179,7 +179,7 @@ def test_a_second_cancellation_waits_as_well(ws, policy, token, aloop, caplog):
             await asyncio.sleep(pause)
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert processes_with(token) == [] and 0.2 < time.monotonic() - begin < 5
+        assert processes_with(token) == [] and 0.2 < time.monotonic() - begin < 30
 
     aloop(main)
     assert caplog.records == []
@@ -247,6 +247,7 @@ def test_no_complaint_at_the_end_of_the_interpreter(ws, token):
         "import asyncio, gc, sys, sandboxed_subprocess as sp\n"
         f"policy = sp.Policy.workspace_write({str(ws)!r})\n"
         "async def main():\n"
+        "    asyncio.get_running_loop().slow_callback_duration = 60\n"  # dev mode tells of a slow machine, too
         "    global process, stream, task\n"
         f"    process = await sp.create_subprocess_exec('sleep', {token!r}, stdout=sp.PIPE, stdin=sp.PIPE, policy=policy)\n"
         f"    stream = sp.aio.stream(['sh', '-c', 'echo up; sleep {token}'], policy=policy)\n"
@@ -281,7 +282,7 @@ def test_control_c_in_an_event_loop(ws, token, times):
             time.sleep(0.05)
         _, errors = process.communicate(timeout=20)
         assert process.returncode == -signal.SIGINT and errors.strip().endswith("KeyboardInterrupt")
-        assert time.monotonic() - begin < 10
+        assert time.monotonic() - begin < 30
     finally:
         process.kill()
         process.communicate()

@@ -31,7 +31,7 @@ def test_a_timeout_under_a_shell_does_not_wait_for_the_grandchild(run):
     begin = time.monotonic()
     with pytest.raises(sp.TimeoutExpired):
         run("sleep 981.25 & wait", shell=True, timeout=0.5)
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 30
     assert processes_with("981.25") == []
 
 
@@ -44,7 +44,7 @@ def test_communicate_returns_after_kill(ws, policy):
     process.kill()
     begin = time.monotonic()
     assert process.communicate() == (b"started\n", None)
-    assert time.monotonic() - begin < 5 and process.returncode == -9
+    assert time.monotonic() - begin < 30 and process.returncode == -9
     assert processes_with("982.25") == []
 
 

@@ -102,7 +102,7 @@ def test_a_timeout_has_the_partial_output_and_ends_the_tree(arun, token):
     with pytest.raises(sp.TimeoutExpired) as expired:
         arun(f"echo part; sleep {token} & sleep {token}", shell=True, timeout=0.5)
     assert expired.value.stdout == b"part\n" and expired.value.sandbox.ended == "timeout"
-    assert processes_with(token) == [] and time.monotonic() - begin < 10
+    assert processes_with(token) == [] and time.monotonic() - begin < 30
 
 
 def test_a_timeout_lets_a_command_clean_up(arun, policy, ws):
@@ -114,7 +114,7 @@ def test_a_timeout_lets_a_command_clean_up(arun, policy, ws):
     begin = time.monotonic()
     with pytest.raises(sp.TimeoutExpired):
         arun(["sh", "-c", "trap '' TERM; while :; do sleep 0.01; done"], timeout=0.3, policy=policy.replace(terminate_grace=0.3))
-    assert 0.5 < time.monotonic() - begin < 10
+    assert 0.5 < time.monotonic() - begin < 30
 
 
 def test_danger_full_access_is_plain(arun):

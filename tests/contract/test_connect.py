@@ -68,7 +68,7 @@ def test_a_connect_that_blocks_does_not_outlive_the_wall_limit(ws, run):
     began = time.monotonic()
     result = run([sys.executable, "-c", code], policy=sp.Policy.workspace_write(ws, wall_seconds=1))
     assert (result.returncode, result.sandbox.limit) == (-9, "wall_seconds")
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 30
 
 
 def test_an_inherited_socket_does_not_lead_out(py):

@@ -78,7 +78,7 @@ def test_a_flood_does_not_take_the_memory_nor_the_time(run, policy, flood):
     begin = time.monotonic()
     with pytest.raises(sp.TimeoutExpired) as expired:
         run(flood, shell=True, timeout=1, policy=policy.replace(output_bytes=1_000_000, terminate_grace=0.1))
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 30
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50 << 10
     assert 900_000 < len(expired.value.stdout) <= 1_000_000 and dict(expired.value.sandbox.output_dropped)["stdout"] > 0
 

@@ -276,7 +276,7 @@ def test_a_background_writer_does_not_keep_it_open(collect):
     """A drain that waits for silence would never end."""
     begin = time.monotonic()
     events, result = collect("(while :; do echo x; sleep 0.01; done) & echo done", shell=True, text=True)
-    assert ("stdout", "done\n") in events and result.returncode == 0 and time.monotonic() - begin < 10
+    assert ("stdout", "done\n") in events and result.returncode == 0 and time.monotonic() - begin < 30
 
 
 def test_signals_and_kill(ws, policy, token, loop):

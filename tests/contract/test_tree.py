@@ -54,7 +54,7 @@ def test_a_daemon_ends_with_a_timeout(run, token):
     began = time.monotonic()
     with pytest.raises(sp.TimeoutExpired):
         run(daemon(token, "time.sleep(600)"), timeout=1)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
     assert processes_with(token) == []
 
 
@@ -134,7 +134,7 @@ def test_output_on_its_way_arrives_and_a_background_holder_does_not_block(sh, to
     began = time.monotonic()
     result = sh(f"echo A; (sleep 600; : {token}) & echo B")
     assert result.stdout == "A\nB\n"
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
     for _ in range(20):
         assert sh("printf A; (printf B) & exit 0").stdout == "AB"
     assert sh("printf A; (sleep .1; printf B) & wait").stdout == "AB"
