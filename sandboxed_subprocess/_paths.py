@@ -164,6 +164,7 @@ class Search(NamedTuple):
     complete: bool
 
 
+UNSETTLED = -2
 Stamps = tuple[tuple[str, int], ...]
 """Directories and their ctimes. Unlike mtime, ctime cannot be set: an unchanged one proves that no name in the directory
 was added, removed or replaced."""
@@ -178,10 +179,10 @@ def stamp(directory: str) -> int:
 
 
 def settled_stamp(directory: str) -> int:
-    """As `stamp`, but -2, which equals no stamp, where the last change is so recent that the next one could have the same
-    ctime: it has the resolution of the kernel's tick."""
+    """As `stamp`, but `UNSETTLED`, which equals no stamp, where the last change is so recent that the next one could have the
+    same ctime: it has the resolution of the kernel's tick."""
     value = stamp(directory)
-    return value if time.time_ns() - value > 20_000_000 else -2
+    return value if time.time_ns() - value > 20_000_000 else UNSETTLED
 
 
 def unchanged(stamps: Stamps) -> bool:

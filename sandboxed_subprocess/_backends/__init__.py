@@ -67,6 +67,7 @@ _LATER = ("json", "dataclasses", "difflib", "fnmatch", "grp", "psutil", "tomli_w
 
 _lock = threading.Lock()
 _found: dict[str, Backend | Missing] = {}
+_chosen: dict[tuple[object, ...], tuple[Backend, tuple[str, ...]]] = {}
 
 
 def detect(name: str) -> Backend | Missing:
@@ -102,20 +103,38 @@ def choose(features: frozenset[Feature], *, forced: str | None = None, strict: b
         PolicyError: `forced` is not a backend of this platform.
         SandboxUnavailable: nothing here works; or, if `strict`, nothing here has every feature.
     """
-    if forced is not None and forced not in names():
-        raise PolicyError(f"backend={forced!r}: on this platform there are {', '.join(names()) or 'none'}")
+    known = _chosen.get((features, forced, strict, *_found.values()))
+    if known is None:
+        if forced is not None and forced not in names():
+            raise PolicyError(f"backend={forced!r}: on this platform there are {', '.join(names()) or 'none'}")
+        known, passing = _choose(features, forced, strict)
+        if not passing:
+            if len(_chosen) > 256:
+                _chosen.clear()
+            key = (features, forced, strict, *_found.values())
+            _chosen[key] = known
+    backend, gaps = known
+    if gaps:
+        return backend, Report(backend=backend.name, enforcement=Enforcement.PARTIAL, gaps=gaps)
+    return backend, Report(backend=backend.name, enforcement=Enforcement.FULL)
+
+
+def _choose(features: frozenset[Feature], forced: str | None, strict: bool) -> tuple[tuple[Backend, tuple[str, ...]], bool]:
+    """The backend and what people are told will be missing; and whether one was left out for a reason that may pass."""
+    passing = False
     reasons: dict[str, str] = {}
     advice = ""
     best: tuple[int, Backend, frozenset[Feature]] | None = None
     for name in (forced,) if forced else names():
         backend = detect(name)
         if isinstance(backend, Missing):
+            passing |= backend.transient
             reasons[name] = backend.reason
             advice = advice or backend.advice
             continue
         gaps = features - backend.features
         if not gaps:
-            return backend, Report(backend=backend.name, enforcement=Enforcement.FULL)
+            return (backend, ()), passing
         ordered = sorted(gaps, key=lambda f: f.name)
         reasons[name] = "cannot enforce " + ", ".join(
             f.value + (f" ({backend.why_not[f]})" if f in backend.why_not else "") for f in ordered
@@ -130,6 +149,4 @@ def choose(features: frozenset[Feature], *, forced: str | None = None, strict: b
                 "Remove what cannot be enforced from the policy; enforcement='best-effort' runs without it and reports the gap"
             )
         raise SandboxUnavailable(reasons, advice)
-    report = Report(backend=best[1].name, enforcement=Enforcement.PARTIAL)
-    report.gaps = tuple(sorted(f.value for f in best[2]))
-    return best[1], report
+    return (best[1], tuple(sorted(f.value for f in best[2]))), passing

@@ -124,9 +124,13 @@ class ChannelLaunch(Launch):
                 if number:  # the launcher may name no other process; the kernel says the pid of a pidfd (proc(5), fdinfo)
                     pid = _pid_of(self._command_fd)
                 if len(fds) == 3:
-                    # Made for this run: none had been left, or the one that had been could not be entered.
+                    # Made for this run: none had been left, or what had been was not to be used.
                     self._made = fds[2]
                 fds = []
+                if self._subreaper and self._lease is not None:
+                    # A ruleset, which nobody changes any more: it is free for the next run already.
+                    self._lease.end(self._made if self._made >= 0 else self._lease.fd)
+                    self._lease = None
                 self.report.pid = pid
                 return
         finally:

@@ -1,9 +1,10 @@
 """Descriptors that this process keeps, and the numbers of those that it passes on. Linux only.
 
 Two are kept from the import on, so that the count of a program's descriptors does not depend on whether it has run something
-yet: one for the launcher, which is then executed whatever may lie at its path later, and one for the network namespace
-between two runs. Either may be closed by a program that closes all it does not know, and its number be given to something
-else; each is compared (device and inode) before it is used, and then left alone.
+yet: one for the launcher, which is then executed whatever may lie at its path later, and one for what the next run can use
+again. Either may be closed by a program that closes all it does not know, and its number be given to something else; each is
+compared (device, inode, and a mark) before it is used, and then left alone. Where Landlock is all there is, two more are kept
+from the first run on.
 """
 
 from __future__ import annotations
@@ -16,9 +17,13 @@ from .. import _native
 
 assert sys.platform == "linux"
 
-_SLOT, _PROGRAM = 32, 34
+_SLOT, _PROGRAM, RULESETS, MOUNTS = 32, 34, 36, 38
+# All of the kernel's nameless files have one inode. A ruleset is told from the others by the signal that it would send, were
+# there ever something to read from it (fcntl(2), F_SETSIG).
+_MARK = 63
 Identity = tuple[int, int]
 Owner = tuple[int, int, int]
+_Content = tuple[tuple[int, int, int], "Owner | None", object]
 
 
 def apart(fd: int, number: int) -> int:
@@ -48,6 +53,13 @@ def identity(fd: int) -> Identity:
     return st.st_dev, st.st_ino
 
 
+def holds(fd: int, what: Identity) -> bool:
+    try:
+        return identity(fd) == what
+    except OSError:
+        return False
+
+
 def hold(path: str) -> int:
     """A descriptor of a program for the life of the process; -1 where there is none, or no number left for it."""
     try:
@@ -57,70 +69,81 @@ def hold(path: str) -> int:
 
 
 class Slot:
-    """Where a network namespace waits for the next run. Holds an empty memfd, or the namespace.
+    """Where something dear waits for the next run. Holds an empty memfd, a network namespace, or a Landlock ruleset.
 
     Making a network namespace, and the user namespace that owns it, is half the price of a sandbox, and the kernel takes them
     apart one at a time. So one pair is kept and used again, if the launcher has found it as it was made: nobody inside, no
     socket left, and no packet ever sent. Two runs are never in it at the same time.
+
+    A ruleset is a few hundred opened paths. It is kept as long as every path means the same file; nobody can change one whom
+    it restricts.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
         # At most one entry: who holds it has the slot for itself. A list because pop() and append() are atomic; no lock,
         # which a signal handler or __del__ could meet while it is held.
-        self._free: list[tuple[Identity, Owner | None]] = []
+        self._free: list[_Content] = []
         self.fd = -1
         try:
             empty = os.memfd_create("sandboxed_subprocess", os.MFD_CLOEXEC)
             try:
-                self.fd = fcntl.fcntl(empty, fcntl.F_DUPFD_CLOEXEC, _SLOT)
+                self.fd = fcntl.fcntl(empty, fcntl.F_DUPFD_CLOEXEC, number)
             finally:
                 os.close(empty)
         except (OSError, AttributeError):
             return  # no descriptor left, or no such call: every run makes a namespace of its own
-        self._free.append((identity(self.fd), None))
+        self._free.append((self.content(), None, None))
 
-    def lease(self) -> Lease | None:
-        """The slot, for one run; None where another one has it."""
+    def lease(self, label: object) -> Lease | None:
+        """The slot, for one run; None where another one has it.
+
+        Args:
+            label: what the run could use; what is there under another label is for others.
+        """
         try:
-            found, owner = self._free.pop()
+            held = self._free.pop()
         except IndexError:
             return None
-        return Lease(self, found, owner) if self.holds(found) else None  # not ours any more: None for ever
+        return Lease(self, held, label) if self.holds(held) else None  # not ours any more: None for ever
 
-    def holds(self, what: Identity) -> bool:
+    def content(self) -> tuple[int, int, int]:
+        return (*identity(self.fd), fcntl.fcntl(self.fd, fcntl.F_GETSIG))
+
+    def holds(self, held: _Content) -> bool:
         try:
-            return identity(self.fd) == what
+            return self.content() == held[0]
         except OSError:
             return False
 
-    def free(self, content: Identity, owner: Owner | None) -> None:
-        self._free.append((content, owner))
+    def free(self, held: _Content) -> None:
+        self._free.append(held)
 
 
 class Lease:
     """The right to use, and to change, what is in the slot.
 
     Attributes:
-        fd: the descriptor of a namespace; -1 where there is none that this process may use.
+        fd: the descriptor of what can be used again; -1 where there is nothing that this run may use.
     """
 
-    def __init__(self, slot: Slot, content: Identity, owner: Owner | None) -> None:
+    def __init__(self, slot: Slot, held: _Content, label: object) -> None:
         self._slot = slot
-        self._content = content
-        self._owner = owner
-        self.fd = slot.fd if owner == _owner() else -1
+        self._held = held
+        self._label = label
+        _, owner, known = held
+        self.fd = slot.fd if owner == _owner() and known == label else -1
 
-    def end(self, untouched: int) -> None:
+    def end(self, again: int) -> None:
         """Gives the slot back.
 
         Args:
-            untouched: the descriptor of a namespace for the next run, which stays the caller's to close; or -1.
+            again: the descriptor of what the next run can use, which stays the caller's to close; or -1.
         """
         slot = self._slot
-        if untouched == self.fd:  # both -1, too: there was nothing in it for us, and there is nothing to put in
-            slot.free(self._content, self._owner)
-        elif untouched >= 0:
-            self._replace(untouched, _owner())
+        if again == self.fd:  # both -1, too: there was nothing in it for us, and there is nothing to put in
+            slot.free(self._held)
+        elif again >= 0:
+            self._replace(again, _owner())
         else:
             try:
                 empty = os.memfd_create("sandboxed_subprocess", os.MFD_CLOEXEC)
@@ -133,13 +156,15 @@ class Lease:
 
     def _replace(self, fd: int, owner: Owner | None) -> None:
         slot = self._slot
-        if not slot.holds(self._content):
+        if not slot.holds(self._held):
             return
         try:
+            if owner is not None:
+                fcntl.fcntl(fd, fcntl.F_SETSIG, _MARK)
             os.dup2(fd, slot.fd, inheritable=False)
         except OSError:
             return  # RLIMIT_NOFILE has been lowered below its number; like a slot that was closed
-        slot.free(identity(fd), owner)
+        slot.free((slot.content(), owner, self._label if owner is not None else None))
 
 
 def _owner() -> Owner:
@@ -148,4 +173,4 @@ def _owner() -> Owner:
 
 
 launcher_fd = hold(_native.PATH)
-slot = Slot()
+slot = Slot(_SLOT)

@@ -13,7 +13,7 @@ import signal
 import socket
 import struct
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import _native
 from .._errors import Missing, SandboxSetupError
@@ -58,6 +58,20 @@ def file_id(path: str) -> tuple[int, int]:
 _PATIENCE = 10  # seconds, for a trial
 
 
+class Rendered(NamedTuple):
+    """A plan's records, and what they were made from.
+
+    Attributes:
+        key: see `LauncherBackend.key`.
+        sources: the number of SOURCE records among them.
+    """
+
+    composition: Composition
+    key: tuple[object, ...]
+    records: bytes
+    sources: int
+
+
 class LauncherBackend:
     """One object for the process; it holds nothing open.
 
@@ -71,7 +85,7 @@ class LauncherBackend:
         self._launcher = launcher
         self._launcher_id = file_id(launcher)
         self._landlock = ll
-        self._rendered: dict[int, tuple[Composition, tuple[object, ...], bytes, int]] = {}
+        self._rendered: dict[int, Rendered] = {}
         self.why_not: dict[Feature, str] = {}
         found = set(EVERYWHERE)
         if ll.write:
@@ -115,6 +129,7 @@ class LauncherBackend:
     # -- for a tier to fill in ------------------------------------------------------------------------------------------------
 
     mode = 0  # in the header's flags
+    leases = 0  # the same, where there is a lease
 
     def records(self, plan: Plan) -> tuple[bytes, int]:
         """Everything but the command, and the number of sources among them. Kept for as long as the plan's rules are the same."""
@@ -134,7 +149,8 @@ class LauncherBackend:
         """
         return b""
 
-    def lease(self, plan: Plan) -> Lease | None:
+    def lease(self, plan: Plan, rendered: Rendered) -> Lease | None:
+        """What an earlier run has left and this one can use, or the place for what it will leave."""
         return None
 
     def launch(self, plan: Plan, report: Report, **parts: Any) -> ChannelLaunch:
@@ -164,15 +180,15 @@ class LauncherBackend:
             )
         return fd
 
-    def _render(self, plan: Plan) -> tuple[bytes, int]:
+    def _render(self, plan: Plan) -> Rendered:
         composition = plan.composition
         known = self._rendered.get(id(composition))
-        if known is None or known[0] is not composition or known[1] != self.key(plan):
+        if known is None or known.composition is not composition or known.key != self.key(plan):
             if len(self._rendered) > 256:
                 self._rendered.clear()
             records = self.records(plan)
-            known = self._rendered[id(composition)] = (composition, self.key(plan), *records)
-        return known[2], known[3]
+            known = self._rendered[id(composition)] = Rendered(composition, self.key(plan), *records)
+        return known
 
     def sockets(self, no_network: bool) -> str:
         """Which sockets the filter leaves; see `_seccomp.compile_filter`."""
@@ -198,13 +214,13 @@ class LauncherBackend:
         Raises:
             OSError: no file descriptors, or no memory, left.
         """
-        rendered, sources = self._render(plan)
+        rendered = self._render(plan)
         policy = plan.policy
         command = plan.command
         fds: list[int] = []
         cleanup: list[str] = []
         channel = None
-        lease = self.lease(plan)
+        lease = self.lease(plan, rendered)
         try:
             program = self.program()
             if program != _descriptors.launcher_fd:
@@ -213,14 +229,15 @@ class LauncherBackend:
             number = apart(child.detach(), 28)
             fds.append(number)
             body = [
-                rendered,
+                rendered.records,
                 self.filter(tuple(policy.syscall_exceptions), policy.network == "none"),
                 command_records(command, policy.limits),
                 self.late_records(plan, program, {program, number, *command.keep_fds}, cleanup),
             ]
             limit = policy.limits.memory_bytes
+            flags = self.flags(plan) | (self.leases if lease is not None else 0)
             text = header(
-                b"".join(body), self.flags(plan), command, sources, policy.limits.wall_seconds, self.rights(plan),
+                b"".join(body), flags, command, rendered.sources, policy.limits.wall_seconds, self.rights(plan),
                 f"{limit}" if limit else "25%", lease.fd if lease is not None else -1,
             )  # fmt: skip
             send_plan(channel, text)

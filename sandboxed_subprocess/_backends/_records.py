@@ -20,9 +20,9 @@ MAGIC = b"sbxplan4"
 HEADER = struct.Struct("=8sIIIIIIIiQQQQ24s24s")
 _RECORD = struct.Struct("=IIIIQQ")
 (ARGV0, EXEC, KEEP, GROUP, RLIMIT, FILTER, SOURCE, BASE, MKDIR, FILE, LINK, TBIND, ATTACH, PROTECT,
- PROC, DEVPTS, RULE, MASK, SEAL, ALIAS, SOCKET, WRAPPER, DATA, CHECK, TIDY, OPTION, PLACE) = range(1, 28)  # fmt: skip
+ PROC, DEVPTS, RULE, MASK, SEAL, ALIAS, SOCKET, WRAPPER, DATA, CHECK, TIDY, OPTION, PLACE, STREAM) = range(1, 29)  # fmt: skip
 # In the header.
-NETNS, _UID, _GID, _GROUPS, _SETSID, _SETPGID, LISTENER, WRAPPED, NO_VIEW, ROOT_FILES = (1 << bit for bit in range(10))
+NETNS, _UID, _GID, _GROUPS, _SETSID, _SETPGID, LISTENER, WRAPPED, NO_VIEW, ROOT_FILES, RULESET = (1 << bit for bit in range(11))
 # In `a` of a record.
 READONLY, OPTIONAL, DEVICES, PINNED, FLAT, OURS = 1, 2, 8, 16, 32, 64
 # In `b` of a CHECK.
@@ -74,12 +74,12 @@ def command_flags(plan: Plan) -> int:
 
 def header(
     body: bytes, flags: int, command: Command, sources: int, wall: float | None,
-    landlock_rights: tuple[int, int, int], tmpfs_size: str, namespace: int,
+    landlock_rights: tuple[int, int, int], tmpfs_size: str, kept: int,
 ) -> bytes:  # fmt: skip
     return (
         HEADER.pack(
             MAGIC, HEADER.size + len(body), os.getpid(), flags, command.uid or 0, command.gid or 0,
-            _GRACE_MS, sources, namespace, min(max(1, round(wall * 1000)), 1 << 62) if wall is not None else 0,
+            _GRACE_MS, sources, kept, min(max(1, round(wall * 1000)), 1 << 62) if wall is not None else 0,
             *landlock_rights, tmpfs_size.encode(), b"1048576",
         ) + body
     )  # fmt: skip

@@ -11,19 +11,23 @@ import sys
 
 assert sys.platform == "linux"
 
+import fcntl
+import functools
 import os
+import select
 import stat
 import tempfile
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import _paths
 from .._errors import Missing
 from .._plan import SOCKET, Access, Feature, Plan
 from .._report import Report
 from ._channel import ChannelLaunch, missing
+from ._descriptors import MOUNTS, RULESETS, Lease, Slot, apart, holds, identity
 from ._landlock import IOCTL_DEV, READ_FILE, TRUNCATE, WRITE_FILE, landlock
-from ._linux import LauncherBackend, launcher, refuse_nesting
-from ._records import NETNS, NO_VIEW, OPTIONAL, RULE, TIDY, record
+from ._linux import LauncherBackend, Rendered, launcher, refuse_nesting
+from ._records import NETNS, NO_VIEW, OPTIONAL, RULE, RULESET, STREAM, TIDY, record
 
 _NODES = ("null", "zero", "full", "random", "urandom", "tty")
 
@@ -42,10 +46,23 @@ INHERENT = {
 }
 
 
+class _Listed(NamedTuple):
+    """What a list of what is allowed was made from.
+
+    Attributes:
+        directories: those that had to be listed.
+        elsewhere: what is allowed outside them.
+    """
+
+    directories: tuple[str, ...]
+    elsewhere: tuple[str, ...]
+
+
 class LandlockOnly(LauncherBackend):
     name = "landlock"
     kind = "LinuxLandlock"
     mode = NO_VIEW
+    leases = RULESET
 
     def _claim(self, found: set[Feature], no_listener: str) -> None:
         found |= {Feature.WRITE_RULES, Feature.READ_RULES}
@@ -57,7 +74,8 @@ class LandlockOnly(LauncherBackend):
             found.update(by_filter)
         else:
             self.why_not.update(dict.fromkeys(by_filter, self.why_not[Feature.SYSTEM_CALLS]))
-        self._expanded: dict[int, tuple[str, ...]] = {}
+        self._listed: dict[int, _Listed] = {}
+        self._slot, self._mounts = _kept()
 
     def sockets(self, no_network: bool) -> str:
         return "none" if no_network else "internet"
@@ -67,22 +85,36 @@ class LandlockOnly(LauncherBackend):
         return ll.write | READ_FILE, ll.network if plan.policy.network == "none" else 0, ll.scoped
 
     def key(self, plan: Plan) -> tuple[object, ...]:
-        directories = self._expanded.get(id(plan.composition), ())
-        return (*super().key(plan), tuple(map(_paths.stamp, directories)))
+        listed = self._listed.get(id(plan.composition))
+        directories = listed.directories if listed is not None else ()
+        stamps: list[object] = [_paths.settled_stamp(directory) for directory in directories]
+        if _paths.UNSETTLED in stamps:
+            stamps.append(object())  # equal to nothing: it may have changed, or may yet change, without our seeing it
+        return (*super().key(plan), *stamps)
+
+    def lease(self, plan: Plan, rendered: Rendered) -> Lease | None:
+        """The ruleset of an earlier run, where its paths still are the files that they were: no directory that had been listed
+        has changed, nothing has been mounted, and what lies elsewhere is the same."""
+        if plan.policy.tmp == "private" or _paths.UNSETTLED in rendered.key:
+            return None
+        elsewhere = [_identity(path) for path in self._listed[id(plan.composition)].elsewhere]
+        return self._slot.lease((rendered.key, rendered.records, self.rights(plan), _streams(), self._mounts.state(), *elsewhere))
 
     def flags(self, plan: Plan) -> int:
         return super().flags(plan) & ~NETNS
 
     def records(self, plan: Plan) -> tuple[bytes, int]:
         allowed, expanded = allow_list(plan, self._landlock.write)
-        if len(self._expanded) > 256:
-            self._expanded.clear()
-        self._expanded[id(plan.composition)] = tuple(expanded)
+        if len(self._listed) > 256:
+            self._listed.clear()
+        known = set(expanded)
+        elsewhere = [path for path, _ in allowed if os.path.dirname(path) not in known]
+        self._listed[id(plan.composition)] = _Listed(tuple(expanded), tuple(elsewhere))
         return b"".join(record(RULE, OPTIONAL, 0, rights, 0, os.fsencode(path)) for path, rights in allowed), 0
 
     def late_records(self, plan: Plan, program: int, taken: set[int], cleanup: list[str]) -> bytes:
         if plan.policy.tmp != "private":
-            return b""
+            return b"".join([record(STREAM, mode, 0, device, inode) for mode, device, inode in _streams()])
         path = os.path.realpath(tempfile.mkdtemp(prefix="sandbox-", dir="/tmp"))
         cleanup.append(path)
         command = plan.command
@@ -184,6 +216,66 @@ def _above(path: str) -> list[str]:
     return found
 
 
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        st = os.stat(path)
+    except OSError:
+        return None
+    return st.st_dev, st.st_ino
+
+
+def _streams() -> list[tuple[int, int, int]]:
+    """(access mode, device, inode) of what this process has at 0-2 and a ruleset has rules about: "> /dev/stdout" opens it."""
+    found = []
+    for fd in range(3):
+        try:
+            st = os.fstat(fd)
+            mode = fcntl.fcntl(fd, fcntl.F_GETFL)
+        except OSError:
+            continue  # closed, as it is in the command
+        if not stat.S_ISFIFO(st.st_mode) and not stat.S_ISSOCK(st.st_mode):
+            found.append((mode & os.O_ACCMODE, st.st_dev, st.st_ino))
+    return found
+
+
+class _Mounts:
+    """Tells whether something has been mounted since, or the process has gone to another view."""
+
+    def __init__(self) -> None:
+        self._generation = 0
+        self._open()
+
+    def _open(self) -> None:
+        # The kernel tells each who has it open of a change once (proc_pid_mountinfo(5)), so a forked child needs its own.
+        self._owner = os.getpid()
+        self._fd = apart(os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC), MOUNTS)
+        self._identity = identity(self._fd)
+        self._poller = select.poll()
+        self._poller.register(self._fd, select.POLLPRI)
+
+    def state(self) -> tuple[object, ...]:
+        """
+        Raises:
+            OSError: no file descriptors left.
+        """
+        if self._owner != os.getpid() or not holds(self._fd, self._identity):
+            # A number that is not ours any more is left alone; a parent's is closed with the child.
+            self._generation += 1
+            self._open()
+        if self._poller.poll(0):
+            self._generation += 1
+        return self._generation, os.readlink("/proc/self/ns/mnt"), _identity("/")
+
+
+@functools.lru_cache(1)
+def _kept() -> tuple[Slot, _Mounts]:
+    """
+    Raises:
+        OSError: no file descriptors left, or no /proc.
+    """
+    return Slot(RULESETS), _Mounts()
+
+
 def _can_have_a_rule(path: str) -> bool:
     try:
         return not stat.S_ISSOCK(os.lstat(path).st_mode)
@@ -201,7 +293,10 @@ def detect() -> LandlockOnly:
     ll = landlock()
     if not ll.write:
         raise Missing(ll.missing, "A kernel with Landlock is needed (Linux 5.19, and landlock in its lsm= list)")
-    found = LandlockOnly(path, ll)
+    try:
+        found = LandlockOnly(path, ll)
+    except OSError as error:
+        raise Missing(f"/proc/self/mountinfo cannot be kept open ({error.strerror})", transient=True) from None
     failure = found.trial(record(RULE, 0, 0, ll.write & ~IOCTL_DEV, 0, b"/"), 0)
     if failure is not None:
         refuse_nesting(failure)

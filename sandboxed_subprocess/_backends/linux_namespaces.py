@@ -13,7 +13,7 @@ from .._plan import Feature, Plan
 from ._channel import missing
 from ._descriptors import Lease, slot
 from ._landlock import landlock
-from ._linux import OF_A_VIEW, LauncherBackend, launcher, refuse_nesting
+from ._linux import OF_A_VIEW, LauncherBackend, Rendered, launcher, refuse_nesting
 from ._records import BASE, NETNS, PROC, READONLY, SOURCE, encode, record
 from ._view import render_view
 
@@ -35,9 +35,9 @@ class Namespaces(LauncherBackend):
         view = render_view(plan, self._landlock)
         return b"".join(map(encode, view)), sum(op.kind == SOURCE for op in view)
 
-    def lease(self, plan: Plan) -> Lease | None:
+    def lease(self, plan: Plan, rendered: Rendered) -> Lease | None:
         # With an exception a command could leave something in the user namespace: a key, say.
-        return slot.lease() if plan.policy.network == "none" and not plan.policy.syscall_exceptions else None
+        return slot.lease("network namespace") if plan.policy.network == "none" and not plan.policy.syscall_exceptions else None
 
 
 def detect() -> Namespaces:

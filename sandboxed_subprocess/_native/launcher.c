@@ -90,6 +90,8 @@ enum {
 #define TMPFS_MAGIC_ 0x01021994
 #define PROC_MAGIC_ 0x9fa0
 #define DEVPTS_MAGIC_ 0x1cd1
+#define PIPEFS_MAGIC_ 0x50495045
+#define SOCKFS_MAGIC_ 0x534f434b
 #define STATX_MNT_ID_ 0x1000u
 #define STATX_ATTR_MOUNT_ROOT_ 0x2000u
 #define ST_RDONLY_ 1
@@ -143,23 +145,24 @@ struct header {
 	uint32_t uid, gid;           /* for F_UID and F_GID */
 	uint32_t grace_ms;           /* how long what the command left behind may go on */
 	uint32_t sources;            /* number of SOURCE records */
-	int32_t namespace;           /* a network namespace that an earlier run left untouched, to be used again; or -1 */
+	int32_t kept;                /* what an earlier run left for us: an untouched network namespace, a ruleset (F_RULESET); or -1 */
 	uint64_t wall_ms;            /* limit of wall time; 0: none */
 	uint64_t ll_fs, ll_net, ll_scoped;   /* Landlock: rights handled; all zero: no ruleset */
 	char tmpfs_size[24], tmpfs_inodes[24];
 };
 
 /* F_WRAPPED: bubblewrap makes the namespaces and the mounts, and this program, started again by it, is process 1 in them.
- * F_NO_VIEW: there are none; Landlock and the filter are all, and init ends the tree as its subreaper. */
+ * F_NO_VIEW: there are none; Landlock and the filter are all, and init ends the tree as its subreaper.
+ * F_RULESET: the caller would have the ruleset for its next run, if nothing of this run is in it. */
 enum {
 	F_NETNS = 1, F_UID = 2, F_GID = 4, F_GROUPS = 8, F_SETSID = 16, F_SETPGID = 32, F_LISTENER = 64, F_WRAPPED = 128, F_NO_VIEW = 256,
-	F_ROOT_FILES = 512
+	F_ROOT_FILES = 512, F_RULESET = 1024
 };
 
 enum kind {
 	K_ARGV0 = 1, K_EXEC, K_KEEP, K_GROUP, K_RLIMIT, K_FILTER,
 	K_SOURCE, K_BASE, K_MKDIR, K_FILE, K_LINK, K_TBIND, K_ATTACH, K_PROTECT, K_PROC, K_DEVPTS, K_RULE, K_MASK, K_SEAL, K_ALIAS, K_SOCKET,
-	K_WRAPPER, K_DATA, K_CHECK, K_TIDY, K_OPTION, K_PLACE,
+	K_WRAPPER, K_DATA, K_CHECK, K_TIDY, K_OPTION, K_PLACE, K_STREAM,
 	K_COUNT
 };
 
@@ -171,6 +174,7 @@ static const struct { unsigned char strings, raw; } shape[K_COUNT] = {
 	[K_LINK] = {2, 0}, [K_TBIND] = {2, 0}, [K_ATTACH] = {1, 0}, [K_PROTECT] = {1, 0}, [K_PROC] = {0, 0},
 	[K_DEVPTS] = {1, 0}, [K_RULE] = {1, 0}, [K_MASK] = {3, 0}, [K_SEAL] = {1, 0}, [K_ALIAS] = {2, 0}, [K_SOCKET] = {1, 0},
 	[K_WRAPPER] = {1, 1}, [K_DATA] = {0, 1}, [K_CHECK] = {1, 0}, [K_TIDY] = {1, 0}, [K_OPTION] = {1, 1}, [K_PLACE] = {1, 0},
+	[K_STREAM] = {0, 0},
 };
 struct record {
 	enum kind kind;
@@ -395,6 +399,8 @@ static void parse(int fd)
 		bad_plan("plan: written for another version of the launcher; reinstall sandboxed_subprocess");
 	if (plan->flags & F_ROOT_FILES && plan->flags & (F_WRAPPED | F_NO_VIEW))
 		bad_plan("plan: root's power over files needs a user namespace of our own");
+	if (plan->flags & F_RULESET && !(plan->flags & F_NO_VIEW))
+		bad_plan("plan: only a ruleset for the host's own mounts can be used again");
 	if (plan->flags & F_WRAPPED)
 		plan_fd = fd;
 	else
@@ -1684,9 +1690,41 @@ static int readonly_file(int fd)
 	return mode >= 0 && (mode & O_ACCMODE) == O_RDONLY && fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
 }
 
+/* Whether a ruleset that is used again covers what a descriptor leads to: a pipe or a socket, about which there can be no rule;
+ * the null device, about which there always is one; or what the caller itself has at 0-2, and names in STREAM records. */
+static int is_common(int fd)
+{
+	struct stat st, null;
+	struct statfs fs;
+	struct record r;
+	int mode = fcntl(fd, F_GETFL);
+
+	if (mode < 0)
+		return 1;
+	if (fstat(fd, &st) < 0 || fstatfs(fd, &fs) < 0)
+		return 0;
+	if (fs.f_type == PIPEFS_MAGIC_ || fs.f_type == SOCKFS_MAGIC_)
+		return 1;
+	FOR_EACH_RECORD(r)
+		if (r.kind == K_STREAM && r.n.a == (uint32_t)(mode & O_ACCMODE) && r.n.c == st.st_dev && r.n.d == st.st_ino)
+			return 1;
+	return S_ISCHR(st.st_mode) && stat("/dev/null", &null) == 0 && null.st_dev == st.st_dev && null.st_ino == st.st_ino;
+}
+
+static int all_are_common(void)
+{
+	for (int fd = 0; fd < 3; fd++)
+		if (!is_common(fd))
+			return 0;
+	for (size_t i = 0; i < keep_count; i++)
+		if (!is_common((int)keep[i]))
+			return 0;
+	return 1;
+}
+
 /* Rules while the privileges last (a root may lie under a directory that only they can search), the restriction
  * itself once they are gone. */
-static int ruleset_fd = -1;
+static int ruleset_fd = -1, ruleset_is_new;
 
 static int landlock_rules(void)
 {
@@ -1697,6 +1735,14 @@ static int landlock_rules(void)
 
 	if (!plan->ll_fs && !plan->ll_net && !plan->ll_scoped)
 		return 0;
+	if (plan->flags & F_RULESET && all_are_common()) {
+		/* Made from the same records, and the caller has seen that they mean the same files. */
+		if (plan->kept >= 0) {
+			ruleset_fd = plan->kept;
+			return 0;
+		}
+		ruleset_is_new = 1;
+	}
 	for (int fd = 0; fd < 3; fd++)
 		need_truncate |= readonly_file(fd);
 	for (size_t i = 0; i < keep_count; i++)
@@ -1887,8 +1933,9 @@ static int say_running(void)
 	} control;
 	struct msghdr m = {.msg_iov = &io, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
 	struct ucred who = {command_pid, geteuid(), getegid()};
-	int fds[3] = {-1, -1, namespace_fd}, failed;
-	size_t size = (namespace_fd < 0 ? 2 : 3) * sizeof *fds;
+	/* The command, which shares our descriptors until its exec, has left the ruleset open. */
+	int fds[3] = {-1, -1, ruleset_is_new ? ruleset_fd : namespace_fd}, failed;
+	size_t size = (fds[2] < 0 ? 2 : 3) * sizeof *fds;
 	struct cmsghdr *c;
 
 	memset(&control, 0, sizeof control);
@@ -2594,11 +2641,16 @@ static const struct step flat_steps[] = {
  * that is meant for it would stop init. So somebody in between makes a session, starts the command in it as init's child
  * (CLONE_PARENT), and is gone: the command leads neither its session nor its group, as in a pid namespace. */
 static pid_t started;
+static volatile int on_its_way;            /* until the kernel clears it: at the exec of the command, or its end */
 
 static int session_main(void *stack)
 {
+	on_its_way = 1;
+	/* Not CLONE_VFORK: who waits for the exec is init, and not this process, whose end would come on top. From here on there are
+	 * two who run in one memory, so this one does no more than end. */
 	started = setsid() < 0 ? -1 :
-		clone(command_main, stack, CLONE_VM | CLONE_VFORK | CLONE_FILES | CLONE_PARENT | SIGCHLD, NULL);
+		clone(command_main, stack, CLONE_VM | CLONE_FILES | CLONE_PARENT | CLONE_CHILD_CLEARTID | SIGCHLD, NULL,
+			NULL, NULL, &on_its_way);
 	if (started < 0)
 		failure.error = errno;
 	_exit(0);
@@ -2613,8 +2665,13 @@ static pid_t start_in_session(char *stack)
 		return -1;
 	while (waitpid(leader, NULL, 0) < 0 && errno == EINTR)
 		;
-	if (started < 0)
+	if (started < 0) {
 		errno = failure.error;
+		return -1;
+	}
+	/* As CLONE_VFORK would wait. The only failure is EAGAIN: it is cleared, and the command, whose errno is ours, has gone. */
+	while (on_its_way)
+		syscall(SYS_futex, &on_its_way, 0 /* FUTEX_WAIT */, 1, NULL, NULL, 0);
 	return started;
 }
 
@@ -3049,14 +3106,14 @@ static int join_namespaces(void)
 {
 	int owner;
 
-	if (plan->namespace < 0)
+	if (plan->kept < 0)
 		return 0;
-	owner = ioctl(plan->namespace, NS_GET_USERNS_);
+	owner = ioctl(plan->kept, NS_GET_USERNS_);
 	if (owner < 0)
 		return 0;
 	joined = setns(owner, CLONE_NEWUSER) == 0;
 	close(owner);
-	return joined ? setns(plan->namespace, CLONE_NEWNET) : 0;
+	return joined ? setns(plan->kept, CLONE_NEWNET) : 0;
 }
 
 /* What the monitor got by entering a user namespace: every capability in it, of which it needs none, and a /proc entry that
