@@ -31,12 +31,25 @@ class Violation(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """What the whole tree used. Seconds and bytes; `max_rss_bytes` is the largest single process."""
+    """What the whole tree used. Seconds and bytes.
+
+    Attributes:
+        user_seconds, system_seconds: of every process, but for those that ended while their parent ignored SIGCHLD.
+        max_rss_bytes: the largest single process, files that it has mapped included (as GNU time says it).
+        peak_memory_bytes: the most at one time: pages that no file holds, each once, and files in memory (tmpfs, memfd, shared
+            memory). Seen every 20 to 100 ms, and at least as much as the largest process.
+        peak_processes, peak_threads: the most at one time, as far as they were seen.
+        written_bytes: on their way to a disk; writes to tmpfs, pipes and sockets do not count.
+    """
 
     wall_seconds: float
     user_seconds: float = 0.0
     system_seconds: float = 0.0
     max_rss_bytes: int = 0
+    peak_memory_bytes: int = 0
+    peak_processes: int = 0
+    peak_threads: int = 0
+    written_bytes: int = 0
 
 
 class Report(Fields):
@@ -48,6 +61,7 @@ class Report(Fields):
         ended: None while it runs, then "exit", "signal", "killed" (by the caller), "limit", or "unknown" (the
             sandbox itself was killed from outside).
         limit: the field of `Limits` that ended the run.
+        limit_reached: what the tree had come to when it was ended: bytes, seconds, a number; None where the kernel did it.
         gaps: names of what the policy asks for and this run did not have.
         environment_dropped: names of variables that the command did not get to see. Never values.
         quarantined: (path, new path) of what was planted where the host would trust it, and was made inert.
@@ -61,6 +75,7 @@ class Report(Fields):
     pid: int | None = None
     ended: str | None = None
     limit: str | None = None
+    limit_reached: float | None = None
     usage: Usage | None = None
     violations: tuple[Violation, ...] = ()
     violations_complete: bool = False

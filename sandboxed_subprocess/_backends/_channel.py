@@ -20,17 +20,21 @@ import signal
 import socket
 import struct
 from collections.abc import Sequence
+from typing import Any
 
 from .._errors import Missing, SandboxSetupError
 from .._launch import ExecFailed, Launch, unknown_end
 from .._plan import Plan
 from .._report import Report, Usage
 from ._descriptors import Lease
+from ._records import CPU, THREADS, TREE_LIMITS, WALL, threads_of
 
-RUNNING, FAILED, EXEC_FAILED, ENDED = 1, 2, 3, 4
+RUNNING, FAILED, EXEC_FAILED, ENDED, PROGRESS = 1, 2, 3, 4, 5
 _FAILURE = struct.Struct("=Ii32s")
-_ENDED = struct.Struct("=IiQQQII1024s")
-_WALL_LIMIT, _UNTOUCHED = 1, 2
+_ENDED = struct.Struct("=IiQQQQQQIIIIII1024s")
+_PROGRESS = struct.Struct("=IIIIQQQQ")
+_UNTOUCHED = 1
+_UNITS = {WALL: 1e3, CPU: 1e6}  # of what the launcher counts, in one of ours
 _PATIENCE_MS = 50
 _CREDENTIALS = struct.Struct("=iII")
 _ANCILLARY = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(3 * 4)
@@ -187,21 +191,35 @@ class ChannelLaunch(Launch):
             unknown_end(self, wall)
             return
         report = self.report
-        _, status, user, system, rss, left_behind, flags, names = record
-        wall_limit = flags & _WALL_LIMIT
+        limits = self.plan.policy.limits
+        _, status, user, system, rss, memory, written, value, processes, threads, limit, left_behind, flags, _, names = record
         if flags & _UNTOUCHED and self._lease is not None:
             self._lease.end(self._made if self._made >= 0 else self._lease.fd)
             self._lease = None
-        report.usage = Usage(wall, user / 1e6, system / 1e6, rss * 1024)
-        if wall_limit:
-            report.ended, report.limit = "limit", "wall_seconds"
+        rss *= 1024
+        report.usage = Usage(wall, user / 1e6, system / 1e6, rss, max(rss, memory), max(1, processes), max(1, threads), written)
+        if limit:
+            report.ended, report.limit = "limit", TREE_LIMITS[limit]
+            report.limit_reached = value / _UNITS.get(limit, 1)
+            if limit == THREADS:
+                most = threads_of(limits.processes or 1)
+                report.notes += (f"limits.processes={limits.processes} allows {most} threads together; there were {value}",)
+        elif name := self._limit_of_a_process(os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0):
+            report.ended, report.limit = "limit", name
         else:
             how = "killed" if self.killed and status == signal.SIGKILL else "signal" if os.WIFSIGNALED(status) else "exit"
             report.ended = report.ended or how
-        if left_behind and not wall_limit:
+        if left_behind and not limit:
             found = names.rstrip(b"\0").decode("utf-8", "replace").split("\n")
             # A process chooses its own name; it must not be able to talk to whoever prints it.
             report.processes_ended = tuple("".join(c if c.isprintable() else "?" for c in n) for n in found if n)
+
+    def _limit_of_a_process(self, number: int) -> str | None:
+        """The limit that the kernel tells a process of by a signal, where that has ended the command."""
+        limits = self.plan.policy.limits
+        if number == signal.SIGXCPU and limits.cpu_seconds is not None:
+            return "cpu_seconds"
+        return "file_bytes" if number == signal.SIGXFSZ and limits.file_bytes is not None else None
 
     def _outlive_init(self) -> None:
         """Somebody killed the launcher by its pid. Process 1 of the sandbox dies of that (PR_SET_PDEATHSIG), a moment
@@ -216,7 +234,7 @@ class ChannelLaunch(Launch):
         except ChildProcessError:
             pass  # not ours: reaped by the launcher, or somebody else's to reap
 
-    def _last_record(self) -> tuple[int, int, int, int, int, int, int, bytes] | None:
+    def _last_record(self) -> tuple[Any, ...] | None:
         channel = self._channel
         if channel is None:
             return None

@@ -28,7 +28,17 @@ from ._records import ARGV0, EXEC, LISTENER, ROOT_FILES, command_flags, command_
 from ._seccomp import compile_filter
 
 # What the launcher itself sees to, whatever is around it.
-EVERYWHERE = frozenset({Feature.NO_PRIVILEGES, Feature.LIMIT_FILE, Feature.LIMIT_FILES, Feature.LIMIT_WALL})
+EVERYWHERE = frozenset(
+    {
+        Feature.NO_PRIVILEGES,
+        Feature.LIMIT_FILE,
+        Feature.LIMIT_FILES,
+        Feature.LIMIT_WALL,
+        Feature.LIMIT_MEMORY,
+        Feature.LIMIT_PROCESSES,
+        Feature.LIMIT_CPU,
+    }
+)
 
 # What namespaces and mounts hold, whoever has made them.
 OF_A_VIEW = frozenset(
@@ -92,6 +102,10 @@ class LauncherBackend:
             found.add(Feature.HOST_FIFOS)
         else:
             self.why_not[Feature.HOST_FIFOS] = ll.missing
+        if os.path.exists("/proc/self/io"):
+            found.add(Feature.LIMIT_WRITTEN)
+        else:
+            self.why_not[Feature.LIMIT_WRITTEN] = "this kernel does not count what processes write (CONFIG_TASK_IO_ACCOUNTING)"
         try:
             compile_filter(())
         except Missing as gap:
@@ -155,6 +169,10 @@ class LauncherBackend:
 
     def launch(self, plan: Plan, report: Report, **parts: Any) -> ChannelLaunch:
         return ChannelLaunch(plan=plan, report=report, **parts)
+
+    def counts(self, command: Command) -> bool:
+        """Whether RLIMIT_NPROC counts the processes of the sandbox only."""
+        return False
 
     # --------------------------------------------------------------------------------------------------------------------------
 
@@ -231,13 +249,13 @@ class LauncherBackend:
             body = [
                 rendered.records,
                 self.filter(tuple(policy.syscall_exceptions), policy.network == "none"),
-                command_records(command, policy.limits),
+                command_records(command, policy.limits, self.counts(command)),
                 self.late_records(plan, program, {program, number, *command.keep_fds}, cleanup),
             ]
             limit = policy.limits.memory_bytes
             flags = self.flags(plan) | (self.leases if lease is not None else 0)
             text = header(
-                b"".join(body), flags, command, rendered.sources, policy.limits.wall_seconds, self.rights(plan),
+                b"".join(body), flags, command, rendered.sources, None, self.rights(plan),
                 f"{limit}" if limit else "25%", lease.fd if lease is not None else -1,
             )  # fmt: skip
             send_plan(channel, text)

@@ -7,6 +7,7 @@ import sys
 assert sys.platform == "linux"
 
 import functools
+import math
 import os
 import struct
 from typing import NamedTuple
@@ -16,11 +17,12 @@ from .._plan import Command, Plan
 from .._policy import Limits
 from ._seccomp import compile_filter
 
-MAGIC = b"sbxplan4"
+MAGIC = b"sbxplan5"
 HEADER = struct.Struct("=8sIIIIIIIiQQQQ24s24s")
 _RECORD = struct.Struct("=IIIIQQ")
 (ARGV0, EXEC, KEEP, GROUP, RLIMIT, FILTER, SOURCE, BASE, MKDIR, FILE, LINK, TBIND, ATTACH, PROTECT,
- PROC, DEVPTS, RULE, MASK, SEAL, ALIAS, SOCKET, WRAPPER, DATA, CHECK, TIDY, OPTION, PLACE, STREAM) = range(1, 29)  # fmt: skip
+ PROC, DEVPTS, RULE, MASK, SEAL, ALIAS, SOCKET, WRAPPER, DATA, CHECK, TIDY, OPTION, PLACE, STREAM,
+ LIMIT) = range(1, 30)  # fmt: skip
 # In the header.
 NETNS, _UID, _GID, _GROUPS, _SETSID, _SETPGID, LISTENER, WRAPPED, NO_VIEW, ROOT_FILES, RULESET = (1 << bit for bit in range(11))
 # In `a` of a record.
@@ -29,7 +31,10 @@ READONLY, OPTIONAL, DEVICES, PINNED, FLAT, OURS = 1, 2, 8, 16, 32, 64
 ANYTHING, SAME, MASKED, A_TMPFS, A_PROC, A_DEVPTS, A_NODE, SHOWN = range(8)
 
 _GRACE_MS = 200
-_RLIMIT_FSIZE, _RLIMIT_CORE, _RLIMIT_NOFILE = 1, 4, 7
+_RLIMIT_CPU, _RLIMIT_FSIZE, _RLIMIT_CORE, _RLIMIT_NPROC, _RLIMIT_NOFILE = 0, 1, 4, 6, 7
+# In `a` of a LIMIT; the names are those of `Limits`.
+TREE_LIMITS = ("", "wall_seconds", "memory_bytes", "processes", "processes", "written_bytes", "cpu_seconds")
+WALL, _MEMORY, _PROCESSES, THREADS, _WRITTEN, CPU = range(1, 7)
 
 
 class Op(NamedTuple):
@@ -73,16 +78,20 @@ def command_flags(plan: Plan) -> int:
 
 
 def header(
-    body: bytes, flags: int, command: Command, sources: int, wall: float | None,
+    body: bytes, flags: int, command: Command, sources: int, event_seconds: float | None,
     landlock_rights: tuple[int, int, int], tmpfs_size: str, kept: int,
 ) -> bytes:  # fmt: skip
     return (
         HEADER.pack(
             MAGIC, HEADER.size + len(body), os.getpid(), flags, command.uid or 0, command.gid or 0,
-            _GRACE_MS, sources, kept, min(max(1, round(wall * 1000)), 1 << 62) if wall is not None else 0,
+            _GRACE_MS, sources, kept, _milliseconds(event_seconds) if event_seconds is not None else 0,
             *landlock_rights, tmpfs_size.encode(), b"1048576",
         ) + body
     )  # fmt: skip
+
+
+def _milliseconds(seconds: float) -> int:
+    return min(max(1, round(seconds * 1000)), 1 << 62)
 
 
 @functools.lru_cache(64)
@@ -92,7 +101,11 @@ def filter_record(exceptions: tuple[str, ...], notify_connect: bool, shut_trunca
 
 
 @functools.lru_cache(64)
-def command_records(command: Command, limits: Limits) -> bytes:
+def command_records(command: Command, limits: Limits, counted: bool) -> bytes:
+    """
+    Args:
+        counted: RLIMIT_NPROC counts what is in the sandbox only.
+    """
     # RLIMIT_CORE 1, not 0: a kernel that pipes cores to a handler, which runs outside and as root, ignores the 0.
     out = [record(ARGV0, 0, 0, 0, 0, command.argv[0]), record(RLIMIT, _RLIMIT_CORE, 0, 1, 1)]
     out += [record(EXEC, 0, 0, 0, 0, path) for path in command.candidates]
@@ -102,4 +115,34 @@ def command_records(command: Command, limits: Limits) -> bytes:
         out.append(record(RLIMIT, _RLIMIT_FSIZE, 0, limits.file_bytes, limits.file_bytes))
     if limits.open_files is not None:
         out.append(record(RLIMIT, _RLIMIT_NOFILE, 0, limits.open_files, limits.open_files))
+    out += [record(LIMIT, which, 0, value) for which, value in tree_limits(limits)]
+    if limits.cpu_seconds is not None:
+        # One process alone gets SIGXCPU, which it may handle, and a second later SIGKILL; with 1 and 1 that comes at once.
+        seconds = math.ceil(limits.cpu_seconds)
+        out.append(record(RLIMIT, _RLIMIT_CPU, 0, seconds, seconds + 1))
+    if limits.processes is not None and counted:
+        # A moment later than init, which ends the run; but whatever happens, no more than that are made.
+        most = threads_of(limits.processes) + 64
+        out.append(record(RLIMIT, _RLIMIT_NPROC, 0, most, most))
     return b"".join(out)
+
+
+def threads_of(processes: int) -> int:
+    """How many threads that many processes may have together: a JVM or a node has a few dozen, and 256 for one are a bomb."""
+    return max(256, 16 * processes)
+
+
+def tree_limits(limits: Limits) -> list[tuple[int, int]]:
+    """(number, value) as the launcher counts: milliseconds, bytes, processes, threads, bytes, microseconds."""
+    found = []
+    if limits.wall_seconds is not None:
+        found.append((WALL, _milliseconds(limits.wall_seconds)))
+    if limits.memory_bytes is not None:
+        found.append((_MEMORY, limits.memory_bytes))
+    if limits.processes is not None:
+        found += [(_PROCESSES, limits.processes), (THREADS, threads_of(limits.processes))]
+    if limits.written_bytes is not None:
+        found.append((_WRITTEN, limits.written_bytes))
+    if limits.cpu_seconds is not None:
+        found.append((CPU, min(max(1, round(limits.cpu_seconds * 1e6)), 1 << 62)))
+    return found

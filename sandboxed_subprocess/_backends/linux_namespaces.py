@@ -8,8 +8,9 @@ assert sys.platform == "linux"
 
 import errno
 import os
+import re
 
-from .._plan import Feature, Plan
+from .._plan import Command, Feature, Plan
 from ._channel import missing
 from ._descriptors import Lease, slot
 from ._landlock import landlock
@@ -21,6 +22,8 @@ from ._view import render_view
 class Namespaces(LauncherBackend):
     name = "namespaces"
     kind = "LinuxNamespaces"
+
+    _by_namespace = tuple(int(part) for part in re.findall(r"\d+", os.uname().release)[:2]) >= (5, 14)
 
     def _claim(self, found: set[Feature], no_listener: str) -> None:
         found |= OF_A_VIEW
@@ -34,6 +37,10 @@ class Namespaces(LauncherBackend):
     def records(self, plan: Plan) -> tuple[bytes, int]:
         view = render_view(plan, self._landlock)
         return b"".join(map(encode, view)), sum(op.kind == SOURCE for op in view)
+
+    def counts(self, command: Command) -> bool:
+        # By user namespace since Linux 5.14, and never for uid 0 (user_namespaces(7), kernel/ucount.c).
+        return self._by_namespace and bool(os.geteuid() if command.uid is None else command.uid)
 
     def lease(self, plan: Plan, rendered: Rendered) -> Lease | None:
         # With an exception a command could leave something in the user namespace: a key, say.

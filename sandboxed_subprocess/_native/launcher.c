@@ -81,6 +81,9 @@ enum {
 #define SECCOMP_FILTER_FLAG_NEW_LISTENER_ 8u
 #define SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV_ 32u
 #define SO_NETNS_COOKIE_ 71
+#define SCHED_OTHER_ 0u
+#define SCHED_FIFO_ 1u
+#define SIOCOUTQ_ 0x5411u
 #define SIOCGSKNS_ 0x894c
 #define NS_GET_USERNS_ 0xb701
 #define PIDFD_THREAD_ O_EXCL
@@ -146,7 +149,7 @@ struct header {
 	uint32_t grace_ms;           /* how long what the command left behind may go on */
 	uint32_t sources;            /* number of SOURCE records */
 	int32_t kept;                /* what an earlier run left for us: an untouched network namespace, a ruleset (F_RULESET); or -1 */
-	uint64_t wall_ms;            /* limit of wall time; 0: none */
+	uint64_t event_ms;           /* how often the caller wants to be told how the tree is doing; 0: not at all */
 	uint64_t ll_fs, ll_net, ll_scoped;   /* Landlock: rights handled; all zero: no ruleset */
 	char tmpfs_size[24], tmpfs_inodes[24];
 };
@@ -162,7 +165,7 @@ enum {
 enum kind {
 	K_ARGV0 = 1, K_EXEC, K_KEEP, K_GROUP, K_RLIMIT, K_FILTER,
 	K_SOURCE, K_BASE, K_MKDIR, K_FILE, K_LINK, K_TBIND, K_ATTACH, K_PROTECT, K_PROC, K_DEVPTS, K_RULE, K_MASK, K_SEAL, K_ALIAS, K_SOCKET,
-	K_WRAPPER, K_DATA, K_CHECK, K_TIDY, K_OPTION, K_PLACE, K_STREAM,
+	K_WRAPPER, K_DATA, K_CHECK, K_TIDY, K_OPTION, K_PLACE, K_STREAM, K_LIMIT,
 	K_COUNT
 };
 
@@ -174,7 +177,7 @@ static const struct { unsigned char strings, raw; } shape[K_COUNT] = {
 	[K_LINK] = {2, 0}, [K_TBIND] = {2, 0}, [K_ATTACH] = {1, 0}, [K_PROTECT] = {1, 0}, [K_PROC] = {0, 0},
 	[K_DEVPTS] = {1, 0}, [K_RULE] = {1, 0}, [K_MASK] = {3, 0}, [K_SEAL] = {1, 0}, [K_ALIAS] = {2, 0}, [K_SOCKET] = {1, 0},
 	[K_WRAPPER] = {1, 1}, [K_DATA] = {0, 1}, [K_CHECK] = {1, 0}, [K_TIDY] = {1, 0}, [K_OPTION] = {1, 1}, [K_PLACE] = {1, 0},
-	[K_STREAM] = {0, 0},
+	[K_STREAM] = {0, 0}, [K_LIMIT] = {0, 0},
 };
 struct record {
 	enum kind kind;
@@ -201,6 +204,8 @@ static uint32_t keep[MAX_KEEP];            /* sorted: what the command inherits 
 static size_t keep_count, group_count;
 static uint32_t *group_list;
 static int *source_fd;
+enum limit { L_NONE, L_WALL, L_MEMORY, L_PROCESSES, L_THREADS, L_WRITTEN, L_CPU, L_COUNT };
+static uint64_t limits[L_COUNT];           /* of the tree: milliseconds, bytes, numbers, bytes, microseconds; 0: none */
 static char **command_argv;
 static char *arguments, *arguments_end;    /* where the strings of argv lie */
 extern char **environ;
@@ -224,12 +229,16 @@ static volatile struct failure failure;    /* written by the command in the memo
 
 /* ---- messages on the launch socket (SEQPACKET: one send, one message) -------------------------------------------- */
 
-enum { M_RUNNING = 1, M_FAILED = 2, M_EXEC_FAILED = 3, M_ENDED = 4 };
+enum { M_RUNNING = 1, M_FAILED = 2, M_EXEC_FAILED = 3, M_ENDED = 4, M_PROGRESS = 5 };
 struct message { uint32_t type; int32_t error; char step[32]; char path[PATH_MAX]; };
 struct ended {
-	uint32_t type; int32_t status; uint64_t user_us, system_us, max_rss_kb; uint32_t left_behind, flags; char names[1024];
+	uint32_t type; int32_t status;
+	uint64_t user_us, system_us, max_rss_kb, memory, written, limit_value;
+	uint32_t processes, threads, limit, left_behind, flags, unused;
+	char names[1024];
 };
-enum { E_WALL_LIMIT = 1, E_UNTOUCHED = 2 };
+enum { E_UNTOUCHED = 1 };
+struct progress { uint32_t type, processes, threads, unused; uint64_t cpu_us, memory, written, wall_ms; };
 
 static void report_failure(uint32_t type, const char *step, int error, const char *path)
 {
@@ -395,7 +404,7 @@ static void parse(int fd)
 	plan = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE | MAP_POPULATE, fd, 0);
 	if (plan == MAP_FAILED)
 		bad_plan("plan: cannot be mapped");
-	if (memcmp(plan->magic, "sbxplan4", 8) || plan->size != (uint64_t)st.st_size)
+	if (memcmp(plan->magic, "sbxplan5", 8) || plan->size != (uint64_t)st.st_size)
 		bad_plan("plan: written for another version of the launcher; reinstall sandboxed_subprocess");
 	if (plan->flags & F_ROOT_FILES && plan->flags & (F_WRAPPED | F_NO_VIEW))
 		bad_plan("plan: root's power over files needs a user namespace of our own");
@@ -419,6 +428,11 @@ static void parse(int fd)
 		break;
 	case K_GROUP:
 		groups++;
+		break;
+	case K_LIMIT:
+		if (r.n.a == L_NONE || r.n.a >= L_COUNT || !r.n.c)
+			bad_plan("plan: not a limit");
+		limits[r.n.a] = r.n.c;
 		break;
 	case K_SOURCE:
 		sources++;
@@ -1213,7 +1227,12 @@ static int check_namespaces(void)
 
 /* Every process of the host, as it was found; those that init is a parent of are marked. */
 enum { MAX_PROCESSES = 65536 };
-static struct process { pid_t pid, parent, group; uint64_t start; char marked; char name[16]; } processes[MAX_PROCESSES];
+static struct process {
+	pid_t pid, parent, group;
+	uint32_t threads;
+	uint64_t start, ticks;
+	char marked, name[16];
+} processes[MAX_PROCESSES];
 static size_t process_count;
 
 /* "pid (name) state ppid ... starttime": the name may hold anything, parentheses too. starttime is field 22. */
@@ -1232,14 +1251,23 @@ static int read_process(pid_t pid, struct process *out)
 	memset(out, 0, sizeof *out);
 	out->pid = pid;
 	strncpy(out->name, open_ + 1, sizeof out->name - 1);
-	at = close_ + 4;
-	out->parent = (pid_t)strtol(at, &at, 10);
-	out->group = (pid_t)strtol(at, NULL, 10);
-	for (int field = 5; field < 22 && at; field++)
-		at = strchr(at + 1, ' ');
-	if (!at)
-		return -1;
-	out->start = strtoull(at, NULL, 10);
+	at = close_ + 4;      /* behind the state, which is field 3 */
+	for (int field = 4; field <= 22; field++) {
+		uint64_t value = strtoull(at, &at, 10);
+
+		if (*at != ' ')
+			return -1;
+		if (field == 4)
+			out->parent = (pid_t)value;
+		else if (field == 5)
+			out->group = (pid_t)value;
+		else if (field >= 14 && field <= 17)
+			out->ticks += value;      /* its own, and those of the children that it has waited for; user and system */
+		else if (field == 20)
+			out->threads = (uint32_t)value;
+		else if (field == 22)
+			out->start = value;
+	}
 	return 0;
 }
 
@@ -1888,8 +1916,17 @@ static int execute(void)
 
 struct step { const char *name; int (*run)(void); };
 
+struct sched_attr_ { uint32_t size, policy; uint64_t flags; int32_t nice; uint32_t priority; uint64_t runtime, deadline, period; };
+static struct sched_attr_ usual;           /* how the caller is scheduled */
+static int is_first;                       /* whether the launcher goes before everybody else; see be_first() */
+
+static int be_as_usual(void)
+{
+	return is_first ? (int)syscall(SYS_sched_setattr, 0, &usual, 0) : 0;
+}
+
 static const struct step command_steps[] = {
-	{"devices", own_devices}, {"close_fds", close_on_exec}, {"session", new_session}, {"landlock_rules", landlock_rules},
+	{"schedule", be_as_usual}, {"devices", own_devices}, {"close_fds", close_on_exec}, {"session", new_session}, {"landlock_rules", landlock_rules},
 	{"bounding_set", drop_bounding}, {"user", switch_user}, {"capabilities", drop_capabilities},
 	{"landlock", landlock_restrict}, {"rlimits", set_limits}, {"verify", verify}, {"signals", restore_signals},
 	{"seccomp", filter}, {"exec", execute},
@@ -1985,6 +2022,10 @@ static void only_keep(int *fds, size_t n)
 }
 
 /* Names of what is still alive, for the report. Reads /proc with raw getdents: opendir() allocates. */
+static pid_t connector_pid;
+
+#include "usage.h"
+
 static uint32_t name_tree(char *names, size_t room)
 {
 	uint32_t count = (uint32_t)find_tree();
@@ -2037,7 +2078,6 @@ static uint32_t name_survivors(char *names, size_t room)
 	return count;
 }
 
-static pid_t connector_pid;
 
 /* 1: the command has ended; 2: nobody is left; 4: there may be more to reap. A few at a time: processes can be made and
  * end as fast as they are reaped, and init has other things to look at. */
@@ -2504,13 +2544,29 @@ static int untouched(void)
 	return devices > 0;
 }
 
+/* Only if the caller keeps up: the record of the end must find room on the socket. */
+static void tell_progress(int64_t wall_ms)
+{
+	struct progress m = {
+		.type = M_PROGRESS, .processes = used.processes, .threads = used.threads, .cpu_us = used.cpu_us, .memory = used.memory,
+		.written = used.written, .wall_ms = (uint64_t)wall_ms,
+	};
+	int unread = 0;
+
+	if (ioctl(launch_socket, SIOCOUTQ_, &unread) == 0 && unread < 16384)
+		(void)send(launch_socket, &m, sizeof m, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
 static void __attribute__((noreturn)) init_loop(void)
 {
 	static struct ended e;
 	int32_t request[2];
 	sigset_t chld;
 	int status = 0, state = 0, command_done = 0, socket_open = 1;
-	int64_t deadline = -1, wall_end = plan->wall_ms ? now_ms() + (int64_t)plan->wall_ms : -1;
+	const int64_t begin = now_ms();
+	int64_t deadline = -1, wall_end = limits[L_WALL] ? begin + (int64_t)limits[L_WALL] : INT64_MAX;
+	int64_t next_event = plan->event_ms ? begin + (int64_t)plan->event_ms : INT64_MAX;
+	enum limit crossed = L_NONE;
 	int signals;
 
 	sigemptyset(&chld);
@@ -2524,13 +2580,14 @@ static void __attribute__((noreturn)) init_loop(void)
 		only_keep(mine, 6);
 	}
 	e.type = M_ENDED;
+	plan_next_look(now_us());
 	for (;;) {
 		struct pollfd p[5] = {
 			{.fd = signals, .events = POLLIN}, {.fd = caller_fd, .events = POLLIN}, {.fd = pair[1], .events = POLLIN},
 			{.fd = socket_open ? launch_socket : -1, .events = POLLIN},
 			{.fd = listener_fd, .events = POLLIN},
 		};
-		int64_t wait = wall_end < 0 ? -1 : wall_end - now_ms();
+		int64_t wait, began;
 
 		state = reap(&status);
 		if (state & 1) {
@@ -2542,14 +2599,29 @@ static void __attribute__((noreturn)) init_loop(void)
 		}
 		if (command_done && (state & 2 || (deadline - now_ms()) <= 0))
 			break;
-		if (!command_done && wall_end >= 0 && now_ms() >= wall_end) {
-			e.flags |= E_WALL_LIMIT;
-			break;
+		began = now_us();
+		if (began / 1000 >= next_look) {
+			crossed = look();
+			plan_next_look(began);
 		}
+		if (began / 1000 >= wall_end)
+			crossed = L_WALL;
 		if (command_done)
-			wait = deadline - now_ms();
-		if (wait > 3600 * 1000)
-			wait = 3600 * 1000;
+			crossed = L_NONE;      /* what it left behind is ended anyway */
+		if (crossed != L_NONE)
+			break;
+		if (began / 1000 >= next_event) {
+			tell_progress(now_ms() - begin);
+			next_event += (int64_t)plan->event_ms;
+		}
+		wait = next_look;
+		if (next_event < wait)
+			wait = next_event;
+		if (command_done ? deadline < wait : wall_end < wait)
+			wait = command_done ? deadline : wall_end;
+		wait -= now_ms();
+		if (wait < 0)
+			wait = 0;
 		if (state & 4)
 			wait = 0;      /* more to reap, but first whatever else there is */
 		if (command_done)
@@ -2609,6 +2681,12 @@ static void __attribute__((noreturn)) init_loop(void)
 			e.max_rss_kb = (uint64_t)u.ru_maxrss;
 		}
 	}
+	e.limit = crossed;
+	e.limit_value = crossed == L_WALL ? (uint64_t)(now_ms() - begin) : value_of(crossed);
+	e.memory = peak.memory;
+	e.processes = peak.processes;
+	e.threads = peak.threads;
+	e.written = written_by("self");
 	if (plan->flags & F_NETNS && !(plan->flags & F_WRAPPED) && untouched())
 		e.flags |= E_UNTOUCHED;
 	e.status = status;
@@ -2762,7 +2840,8 @@ static void stop_as_asked(int signal_number)
  */
 
 struct carried {
-	int32_t plan, socket, pair, caller, stream[3], sigchld_ignored;
+	int32_t plan, socket, pair, caller, stream[3], sigchld_ignored, is_first;
+	struct sched_attr_ usual;
 	uint32_t umask, argc, envc;
 	uint64_t outside[NAMESPACES];
 	sigset_t mask;
@@ -2850,6 +2929,8 @@ static void wrap(void)
 	c.pair = pair[1];
 	c.caller = caller_fd;
 	c.sigchld_ignored = sigchld_ignored;
+	c.is_first = is_first;
+	c.usual = usual;
 	c.umask = original_umask;
 	c.mask = original_mask;
 	strcpy(c.cwd, cwd);
@@ -2938,6 +3019,8 @@ static void __attribute__((noreturn)) inside_main(int carry)
 	pair[1] = c->pair;
 	caller_fd = c->caller;
 	sigchld_ignored = c->sigchld_ignored;
+	is_first = c->is_first;
+	usual = c->usual;
 	original_umask = c->umask;
 	original_mask = c->mask;
 	memcpy(cwd, c->cwd, sizeof cwd);
@@ -3178,6 +3261,25 @@ static pid_t start_wrapper(void)
 	_exit(125);
 }
 
+/* Where a limit of processes is to hold, init has to be there in time, and not behind a thousand of them in a queue: root's goes
+ * before all others, and an ordinary user's asks for a tenth of a millisecond at a time, which is granted sooner (a hint that
+ * kernels before 6.12 ignore). It inherits that from the monitor, which goes back at once; so does the command, before its exec. */
+static void be_first(void)
+{
+	struct sched_attr_ first = {.size = sizeof first, .policy = SCHED_FIFO_, .priority = 1};
+
+	usual.size = sizeof usual;
+	if (!limits[L_PROCESSES] || syscall(SYS_sched_getattr, 0, &usual, sizeof usual, 0) < 0 || usual.policy != SCHED_OTHER_)
+		return;
+	usual.runtime = 0;      /* the default */
+	is_first = syscall(SYS_sched_setattr, 0, &first, 0) == 0;
+	if (!is_first) {
+		first = usual;
+		first.runtime = 100000;
+		is_first = syscall(SYS_sched_setattr, 0, &first, 0) == 0;
+	}
+}
+
 static pid_t start_init(void)
 {
 	unsigned long flags = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP | SIGCHLD;
@@ -3267,18 +3369,23 @@ static void monitor_main(void)
 	step_name = "socketpair";
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
 		give_up();
+	be_first();      /* for which a power over the host is needed, and that is gone in another user namespace */
 	step_name = "namespace";
 	if (plan->flags & F_NETNS && join_namespaces() < 0)
 		give_up();
 	init = start_init();
+	step_name = "schedule";
+	if (be_as_usual() < 0)
+		goto failed;
 	if (!(plan->flags & (F_WRAPPED | F_NO_VIEW)) && (joined ? stay_ordinary() < 0 : maps_by_monitor && write_maps(init) < 0)) {
-		step_name = "identity";
-		report_failure(M_FAILED, step_name, errno, step_path);
-		kill(init, SIGKILL);
-		waitpid(init, NULL, 0);
-		_exit(125);
+		goto failed;
 	}
 	monitor_loop(init);
+failed:
+	report_failure(M_FAILED, step_name, errno, step_path);
+	kill(init, SIGKILL);
+	waitpid(init, NULL, 0);
+	_exit(125);
 }
 
 /* As a command, in a trial: whether connect() works. From a process that init has not started itself: it may be a parent of

@@ -138,7 +138,7 @@ def test_errors_of_the_working_directory_and_of_descriptors_name_their_own(run, 
 def test_failed_spawns_leak_nothing(ws, policy):
     """No descriptor, thread or process, and without a garbage collection (python/cpython#87474)."""
     state = lambda: (sorted(os.listdir("/proc/self/fd")), threading.active_count(), pathlib.Path("/proc/self/task").joinpath(str(os.getpid()), "children").read_text())  # noqa: E731
-    bad = policy.replace(memory_bytes=1 << 30)  # refused for now
+    bad = policy.replace(publish=[8000])  # refused for now
     gc.disable()
     try:
         for _ in range(2):

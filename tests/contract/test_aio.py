@@ -93,7 +93,7 @@ def test_errors_are_those_of_subprocess(arun, ws):
     with pytest.raises((TypeError, ValueError), match="nonsense"):  # uvloop's is a ValueError
         arun(["true"], nonsense=1)
     with pytest.raises(sp.SandboxUnavailable):
-        arun(["true"], policy=sp.Policy.read_only(memory_bytes=1 << 30))
+        arun(["true"], policy=sp.Policy.read_only(publish=[8000]))
 
 
 def test_a_timeout_has_the_partial_output_and_ends_the_tree(arun, token):

@@ -74,10 +74,10 @@ def test_modules_in_the_current_directory_are_not_imported(ws, tier):
 
 def test_the_command_line_says_what_nobody_should_have_to_ask_for(ws, tier):
     """A limit, a gap, a repository that was put out of action: one line each, on stderr."""
-    (ws / "p.toml").write_text(f"write = ['{ws}']\nenforcement = 'best-effort'\n[limits]\nwall_seconds = 0.3\nprocesses = 9\n")
+    (ws / "p.toml").write_text(f"write = ['{ws}']\nenforcement = 'best-effort'\npublish = [8000]\n[limits]\nwall_seconds = 0.3\n")
     result = cli("run", "--policy", "./p.toml", "--", "sh", "-c", "mkdir .git; touch .git/HEAD; sleep 60", cwd=ws)
     assert result.returncode == -9
-    assert "limit wall_seconds" in result.stderr and "limits.processes" in result.stderr and ".git.quarantined-" in result.stderr
+    assert "limit wall_seconds" in result.stderr and "ports published" in result.stderr and ".git.quarantined-" in result.stderr
 
 
 def cli(*args, **kwargs):

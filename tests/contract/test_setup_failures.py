@@ -185,7 +185,7 @@ def test_a_policy_that_needs_what_nothing_here_has_is_refused_by_name(ws):
     rules = [sp.network_rule("example.org", 443)]
     for policy, words in (
         (sp.Policy.workspace_write(ws, network=rules), "host rules"),
-        (sp.Policy.workspace_write(ws, limits=sp.Limits.moderate()), "limits.memory_bytes"),
+        (sp.Policy.workspace_write(ws, publish=[8000]), "ports published"),
         (sp.Policy.workspace_write(ws, commands=object()), "command rules"),
         (sp.Policy.workspace_write(ws, caches=["pip"]), "caches"),
         (sp.Policy.workspace_write(ws, observe=["files"]), "observe"),
@@ -210,14 +210,14 @@ def test_a_policy_that_differs_in_a_callback_only_is_another_policy(ws, callback
 def test_best_effort_runs_and_reports_every_gap(ws, monkeypatch):
     """Only where it was asked for; the rest of the policy still holds. A warning says it, once in each process."""
     monkeypatch.setattr(_prepare, "_told", set())
-    policy = sp.Policy.workspace_write(ws, memory_bytes=1 << 30, processes=10, enforcement="best-effort")
-    with pytest.warns(sp.SandboxWarning, match=r"run without: limits.memory_bytes; limits.processes") as warned:
+    policy = sp.Policy.workspace_write(ws, publish=[8000], caches=["pip"], enforcement="best-effort")
+    with pytest.warns(sp.SandboxWarning, match=r"run without: cache directories \(caches=\); ports published to the host") as warned:
         result = sp.run(["sh", "-c", "echo x > made; echo x > ../other"], cwd=ws, policy=policy, capture_output=True)
     sp.run(["true"], policy=policy)
     assert warned[0].filename == __file__
     assert (ws / "made").exists() and not (ws.parent / "other").exists()
     assert result.sandbox.enforcement is sp.Enforcement.PARTIAL
-    assert result.sandbox.gaps == ("limits.memory_bytes", "limits.processes")
+    assert result.sandbox.gaps == ("cache directories (caches=)", "ports published to the host")
 
 
 @only_namespaces
@@ -309,7 +309,7 @@ def test_failed_launches_leave_nothing(ws, attempt):
         "program": (["no-such-program"], {}, FileNotFoundError),
         "cwd": (["true"], {"cwd": "/nope"}, FileNotFoundError),
         "policy": (["true"], {"policy": sp.Policy.workspace_write(ws / "missing")}, sp.PolicyError),
-        "unavailable": (["true"], {"policy": policy.replace(memory_bytes=1 << 30)}, sp.SandboxUnavailable),
+        "unavailable": (["true"], {"policy": policy.replace(publish=[8000])}, sp.SandboxUnavailable),
         "setup": (["true"], {"preexec_fn": lambda: os.closerange(3, 256)}, sp.SandboxSetupError),
     }
     args, options, kind = cases[attempt]

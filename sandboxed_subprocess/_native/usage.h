@@ -1,0 +1,413 @@
+/* What the whole tree uses, and the limits of it. Part of launcher.c; runs in init, which looks at /proc from time to time.
+ *
+ * Nothing else here sees a tree: the kernel's own limits are for each process, and a control group has to be given to us. What has
+ * ended is counted too, since the kernel adds it to the parent that waits for it, and in the end to us: but for processes whose
+ * parent ignores SIGCHLD, which count for as long as they live. Sources: proc(5), kernel/exit.c (wait_task_zombie).
+ *
+ * Memory is what would need swap: pages that no file holds, private ones by their share (a page that ten processes have since a
+ * fork is one page), and the files that are in memory only: tmpfs, memfd, System V. That is dear to know exactly, so an upper bound
+ * is looked at first. Address space is not memory, and neither is a file that is mapped.
+ */
+
+struct usage { uint64_t cpu_us, memory, written; uint32_t processes, threads; };
+static struct usage used, peak;            /* at the last look; the highest of each since the start */
+
+/* A look costs a moment of a processor: no more than one part in a hundred of it may go into looking, and a limit that has been
+ * crossed is to be seen within half a second. */
+enum { LOOK_MS = 20, LOOK_RARELY_MS = 100, LOOK_AT_LEAST_MS = 500, LOOK_SHARE = 100, OBJECTS_EVERY = 4 };
+static int64_t next_look;
+static int quiet;                          /* looks since the tree has last done anything */
+static size_t crowd;                       /* processes at the last look, by the quick count */
+static int64_t hurry;                      /* milliseconds until the next look, where the crowd grows; 0: no hurry */
+static uint64_t objects;                   /* bytes of memfd and System V memory, when they were last looked at */
+static unsigned look_number;
+
+static int64_t now_us(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
+}
+
+/* "name:   123 kB" of a file of /proc, in bytes. */
+static uint64_t kilobytes(const char *text, const char *name)
+{
+	const char *at = strstr(text, name);
+
+	return at ? strtoull(at + strlen(name), NULL, 10) * 1024 : 0;
+}
+
+/* Resident pages of one process, and those of them that are private by the cheap count. */
+static void pages_of(pid_t pid, uint64_t *resident, uint64_t *private)
+{
+	char path[64], text[256], *at;
+	uint64_t shared, page = (uint64_t)sysconf(_SC_PAGESIZE);
+
+	*resident = *private = 0;
+	snprintf(path, sizeof path, "/proc/%d/statm", (int)pid);
+	if (read_text(path, text, sizeof text) < 0)
+		return;
+	strtoull(text, &at, 10);
+	*resident = strtoull(at, &at, 10) * page;
+	shared = strtoull(at, NULL, 10) * page;
+	*private = *resident > shared ? *resident - shared : 0;
+}
+
+/* The share of one process: private pages, swapped ones, and shared memory that has no name and so is in no other count. */
+static uint64_t share_of(pid_t pid)
+{
+	static char text[65536];
+	char path[64];
+	uint64_t sum, resident, private;
+	size_t held = 0;
+	int fd, is_nameless = 0;
+	ssize_t n;
+
+	snprintf(path, sizeof path, "/proc/%d/smaps_rollup", (int)pid);
+	if (read_text(path, text, 4096) < 0) {
+		/* Ended, or not to be looked into: then by the count that is too high. */
+		pages_of(pid, &resident, &private);
+		return private;
+	}
+	/* Before Linux 5.10 the pages of files are not told apart in a share; then all that is private counts in full. */
+	sum = strstr(text, "\nPss_Anon:") ? kilobytes(text, "\nPss_Anon:") : kilobytes(text, "\nAnonymous:");
+	sum += kilobytes(text, "\nSwapPss:");
+	if (strstr(text, "\nPss_Shmem:") && !kilobytes(text, "\nPss_Shmem:"))
+		return sum;
+	snprintf(path, sizeof path, "/proc/%d/smaps", (int)pid);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return sum;
+	while ((n = read(fd, text + held, sizeof text - 1 - held)) > 0) {
+		char *line = text, *end;
+
+		held += (size_t)n;
+		text[held] = 0;
+		for (; (end = strchr(line, '\n')); line = end + 1) {
+			*end = 0;
+			if (!strncmp(line, "Pss:", 4))
+				sum += is_nameless ? strtoull(line + 4, NULL, 10) * 1024 : 0;
+			else if (strchr(line, '-') && strchr(line, '-') < line + 17)
+				is_nameless = strstr(line, " /dev/zero (deleted)") != NULL;      /* as the kernel calls it */
+		}
+		held = strlen(line);
+		if (held == sizeof text - 1)
+			held = 0;      /* no line of this file is so long */
+		memmove(text, line, held);
+	}
+	close(fd);
+	return sum;
+}
+
+static int is_ours(const struct process *p)
+{
+	return p->marked && p->pid != connector_pid;
+}
+
+/* An upper bound of the same, which a page that several share raises for each of them. */
+static uint64_t bound_of(pid_t pid)
+{
+	char path[64], text[4096];
+
+	snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
+	if (read_text(path, text, sizeof text) < 0)
+		return 0;
+	return kilobytes(text, "\nRssAnon:") + kilobytes(text, "\nRssShmem:") + kilobytes(text, "\nVmSwap:");
+}
+
+static int is_crowded(void);
+
+/* From the cheap bound to the dear sum, as far as it has to be known whether this is more than `enough`. The dear one waits for
+ * whoever is forking, who waits for a processor, behind all the others: not while the number of processes crosses its limit. */
+static uint64_t memory_beyond(uint64_t enough, uint64_t in_memory)
+{
+	uint64_t sum = in_memory;
+
+	for (size_t i = 0; i < process_count; i++)
+		if (is_ours(processes + i))
+			sum += bound_of(processes[i].pid);
+	if (sum <= enough)
+		return sum;
+	sum = in_memory;
+	for (size_t i = 0; i < process_count && !is_crowded(); i++)
+		if (is_ours(processes + i))
+			sum += share_of(processes[i].pid);
+	return sum;
+}
+
+static uint64_t statfs_used(const struct statfs *fs)
+{
+	return fs->f_type == TMPFS_MAGIC_ ? (uint64_t)(fs->f_blocks - fs->f_bfree) * (uint64_t)fs->f_bsize : 0;
+}
+
+/* What lies in the private /tmp and its kin. */
+static uint64_t tmpfs_memory(void)
+{
+	struct record r;
+	struct statfs fs;
+	uint64_t sum = 0, seen[16];
+	size_t seen_count = 0;
+
+	if (tmpfs_fd >= 0)
+		return fstatfs(tmpfs_fd, &fs) == 0 ? statfs_used(&fs) : 0;
+	if (!(plan->flags & F_WRAPPED))
+		return 0;
+	/* bubblewrap has made several. */
+	FOR_EACH_RECORD(r) {
+		struct stat st;
+		int is_new = 1;
+
+		if (r.kind != K_CHECK || r.n.b != C_TMPFS || stat(r.s[0], &st) < 0 || statfs(r.s[0], &fs) < 0)
+			continue;
+		for (size_t i = 0; i < seen_count; i++)
+			is_new &= seen[i] != st.st_dev;
+		if (!is_new || seen_count == sizeof seen / sizeof *seen)
+			continue;
+		seen[seen_count++] = st.st_dev;
+		sum += statfs_used(&fs);
+	}
+	return sum;
+}
+
+/* Files without a name in memory, each once, however many have it open. */
+static uint64_t memfd_memory(void)
+{
+	enum { MOST = 4096 };
+	static uint64_t seen[MOST];
+	static char buffer[8192] __attribute__((aligned(8)));
+	size_t seen_count = 0;
+	uint64_t sum = 0;
+
+	for (size_t i = 0; i < process_count; i++) {
+		char path[96];
+		long n;
+		int dir;
+
+		if (!is_ours(processes + i))
+			continue;
+		snprintf(path, sizeof path, "/proc/%d/fd", (int)processes[i].pid);
+		dir = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+		if (dir < 0)
+			continue;
+		while ((n = syscall(SYS_getdents64, dir, buffer, sizeof buffer)) > 0)
+			for (long at = 0; at < n;) {
+				unsigned short length;
+				const char *name = buffer + at + 19;
+				char target[32];
+				struct stat st;
+				size_t k = 0;
+
+				memcpy(&length, buffer + at + 16, sizeof length);
+				at += length;
+				if (readlinkat(dir, name, target, sizeof target) < 7 || strncmp(target, "/memfd:", 7) ||
+				    fstatat(dir, name, &st, 0) < 0)
+					continue;
+				while (k < seen_count && seen[k] != st.st_ino)
+					k++;
+				if (k < seen_count)
+					continue;
+				if (seen_count < MOST)
+					seen[seen_count++] = st.st_ino;
+				sum += (uint64_t)st.st_blocks * 512;
+			}
+		close(dir);
+	}
+	return sum;
+}
+
+/* The namespace's own; without one there is none, by the filter. "key shmid perms size cpid lpid nattch uid gid cuid cgid atime
+ * dtime ctime rss swap" */
+static uint64_t sysv_memory(void)
+{
+	static char text[65536];
+	char *line;
+	uint64_t sum = 0;
+
+	if (plan->flags & F_NO_VIEW || read_text("/proc/sysvipc/shm", text, sizeof text) < 0)
+		return 0;
+	for (line = strchr(text, '\n'); line && line[1]; line = strchr(line + 1, '\n')) {
+		char *at = line + 1;
+		uint64_t field = 0;
+
+		for (int i = 1; i <= 16; i++) {
+			field = strtoull(at, &at, 10);
+			if (i >= 15)
+				sum += field;
+		}
+	}
+	return sum;
+}
+
+/* Bytes on their way to a disk: pages that became dirty, and direct writes (proc(5)). Pipes, sockets and tmpfs do not count. */
+static uint64_t written_by(const char *who)
+{
+	char path[64], text[512];
+	const char *at;
+
+	snprintf(path, sizeof path, "/proc/%s/io", who);
+	if (read_text(path, text, sizeof text) < 0)
+		return 0;
+	at = strstr(text, "\nwrite_bytes:");
+	return at ? strtoull(at + 13, NULL, 10) : 0;
+}
+
+/* How many there are, at least: without reading anything about them, so that a crowd is seen in time. */
+static size_t count_quickly(size_t enough)
+{
+	static char buffer[32768] __attribute__((aligned(8)));
+	size_t count = 0;
+	long n;
+	int dir;
+
+	if (plan->flags & F_NO_VIEW)
+		return used.processes;      /* it is everybody's /proc */
+	dir = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (dir < 0)
+		return 0;
+	while (count <= enough && (n = syscall(SYS_getdents64, dir, buffer, sizeof buffer)) > 0)
+		for (long at = 0; at < n;) {
+			unsigned short length;
+
+			memcpy(&length, buffer + at + 16, sizeof length);
+			count += buffer[at + 19] >= '1' && buffer[at + 19] <= '9';
+			at += length;
+		}
+	close(dir);
+	return count ? count - 1 - (connector_pid != 0) : 0;
+}
+
+static int is_crowded(void)
+{
+	if (!limits[L_PROCESSES])
+		return 0;
+	used.processes = (uint32_t)count_quickly((size_t)limits[L_PROCESSES] + 2);
+	return used.processes > limits[L_PROCESSES];
+}
+
+static void raise_peaks(void)
+{
+	if (used.processes > peak.processes)
+		peak.processes = used.processes;
+	if (used.threads > peak.threads)
+		peak.threads = used.threads;
+	if (used.memory > peak.memory)
+		peak.memory = used.memory;
+}
+
+/* What has ended is in our own figures already. */
+static void ended_usage(uint64_t *cpu_us, uint64_t *written)
+{
+	struct rusage u;
+
+	*cpu_us = 0;
+	if (getrusage(RUSAGE_CHILDREN, &u) == 0)
+		*cpu_us = (uint64_t)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) * 1000000 + (uint64_t)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
+	*written = written_by("self");
+}
+
+/* Looks at the tree. Returns the limit that it has crossed, or L_NONE. */
+static enum limit look(void)
+{
+	const uint64_t tick_us = 10000;      /* USER_HZ is 100 on every architecture that we have */
+	const struct usage before = used;
+	uint64_t resident = 0, private = 0, in_memory;
+	int with_written = limits[L_WRITTEN] || plan->event_ms;
+
+	if (is_crowded()) {
+		raise_peaks();
+		return L_PROCESSES;
+	}
+	hurry = used.processes > crowd + 4 ? 2 : 0;
+	crowd = used.processes;
+	ended_usage(&used.cpu_us, &used.written);
+	used.processes = used.threads = 0;
+	find_tree();
+	for (size_t i = 0; i < process_count; i++) {
+		const struct process *p = processes + i;
+		uint64_t r, own;
+		char number[24];
+
+		if (!is_ours(p))
+			continue;
+		used.processes++;
+		used.threads += p->threads;
+		used.cpu_us += p->ticks * tick_us;
+		pages_of(p->pid, &r, &own);
+		resident += r;
+		private += own;
+		if (with_written) {
+			snprintf(number, sizeof number, "%d", (int)p->pid);
+			used.written += written_by(number);
+		}
+	}
+	if (look_number++ % OBJECTS_EVERY == 0)
+		objects = memfd_memory() + sysv_memory();
+	in_memory = objects + tmpfs_memory();
+	used.memory = private + in_memory;
+	if (limits[L_MEMORY] && resident + in_memory > limits[L_MEMORY])
+		used.memory = memory_beyond(limits[L_MEMORY], in_memory);
+	else if (used.processes > 1 && used.processes == before.processes && used.memory > peak.memory + (64u << 20))
+		used.memory = memory_beyond(0, in_memory);      /* ten children of one big process are not ten big processes */
+	if (is_crowded()) {
+		raise_peaks();
+		return L_PROCESSES;
+	}
+	raise_peaks();
+	quiet = used.cpu_us == before.cpu_us && used.processes == before.processes ? quiet + 1 : 0;
+	if (limits[L_MEMORY] && used.memory > limits[L_MEMORY])
+		return L_MEMORY;
+	if (limits[L_PROCESSES] && used.processes > limits[L_PROCESSES])
+		return L_PROCESSES;
+	if (limits[L_THREADS] && used.threads > limits[L_THREADS])
+		return L_THREADS;
+	if (limits[L_WRITTEN] && used.written > limits[L_WRITTEN])
+		return L_WRITTEN;
+	/* A moment later than the kernel's own limit for one process, whose signal a program may want to see. */
+	if (limits[L_CPU] && used.cpu_us > limits[L_CPU] + 200000)
+		return L_CPU;
+	return L_NONE;
+}
+
+static uint64_t value_of(enum limit which)
+{
+	switch (which) {
+	case L_MEMORY:
+		return used.memory;
+	case L_PROCESSES:
+		return used.processes;
+	case L_THREADS:
+		return used.threads;
+	case L_WRITTEN:
+		return used.written;
+	case L_CPU:
+		return used.cpu_us;
+	default:
+		return 0;
+	}
+}
+
+/* When to look again, after a look that began at that moment. A tree that sleeps crosses nothing, and a thousand of them must not
+ * keep the host busy. */
+static void plan_next_look(int64_t began_us)
+{
+	int64_t cost = now_us() - began_us, wait = LOOK_RARELY_MS, most = 20 * LOOK_RARELY_MS;
+
+	for (int i = L_MEMORY; i < L_COUNT; i++)
+		if (limits[i]) {
+			wait = LOOK_MS;
+			most = LOOK_RARELY_MS;
+		}
+	if (limits[L_PROCESSES] && look_number < 4)
+		wait = 2 << look_number;      /* a bomb is lit at once, or a program has just begun: either way it grows from one */
+	wait <<= quiet < 5 ? quiet : 5;
+	if (wait > most)
+		wait = most;
+	if (plan->event_ms && (int64_t)plan->event_ms < wait)
+		wait = (int64_t)plan->event_ms > LOOK_MS ? (int64_t)plan->event_ms : LOOK_MS;
+	if (hurry)
+		wait = hurry;
+	else if (cost * LOOK_SHARE / 1000 > wait)
+		wait = cost * LOOK_SHARE / 1000 > LOOK_AT_LEAST_MS ? LOOK_AT_LEAST_MS : cost * LOOK_SHARE / 1000;
+	next_look = now_ms() + wait;
+}
