@@ -13,7 +13,7 @@ from ._cli import doctor
 from ._errors import PolicyError, SandboxError
 from ._policy import PRESETS, Policy
 from ._popen import Popen
-from ._report import Report
+from ._report import Progress, Report, Violation
 from ._version import __version__
 
 # As env(1), nice(1) and timeout(1) have it.
@@ -34,6 +34,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--write", action="append", default=[], metavar="DIR", help="a further writable directory")
     run.add_argument("--report", action="store_true", help="print the report as JSON on stderr at the end")
+    run.add_argument("--progress", action="store_true", help="show time, CPU, memory, processes and bytes, on a terminal")
     run.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
 
     look = verbs.add_parser("doctor", help="what works on this machine, what does not, why, and what to do")
@@ -72,6 +73,10 @@ def _run(args: argparse.Namespace) -> int:
     except (OSError, PolicyError) as error:
         _say(str(error))
         return FAILED
+    # Into a pipe or a file such a line would only be in the way.
+    progress = args.progress and sys.stderr.isatty()
+    if progress:
+        policy = policy.replace(on_event=_show, event_interval=0.5)
     try:
         process: Popen[bytes] = Popen(command, policy=policy)
     except FileNotFoundError as error:
@@ -91,6 +96,8 @@ def _run(args: argparse.Namespace) -> int:
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, lambda n, _: process.send_signal(n))
     status = process.wait()
+    if progress:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
     _tell(process.sandbox)
     if args.report:
         print(process.sandbox.to_json(), file=sys.stderr)
@@ -103,10 +110,32 @@ def _run(args: argparse.Namespace) -> int:
     return status
 
 
+def _show(event: Progress | Violation) -> None:
+    if isinstance(event, Progress):
+        line = (
+            f"{event.wall_seconds:.0f} s · CPU {event.cpu_seconds:.1f} s · {_size(event.memory_bytes)} of memory ·"
+            f" {event.processes} processes · {_size(event.written_bytes)} written"
+        )
+        width = os.get_terminal_size(sys.stderr.fileno()).columns or 80
+        print(f"\r\x1b[K{line[: width - 1]}", end="", file=sys.stderr, flush=True)
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
 def _tell(report: Report) -> None:
     """What nobody should have to ask for."""
     if report.limit:
-        _say(f"ended by the limit {report.limit}")
+        reached = "" if report.limit_reached is None else f" (it had come to {report.limit_reached:.15g})"
+        _say(f"ended by the limit {report.limit}{reached}")
+    for violation in report.violations:
+        if violation.kind != "planted":
+            _say(f"refused: {violation.kind} {violation.detail} ({violation.advice})")
     if report.gaps:
         _say(f"not enforced: {', '.join(report.gaps)}")
     for was, now in report.quarantined:

@@ -80,6 +80,8 @@ class _Protocol(SubprocessStreamProtocol):
         self._gone = False
         # Until then the first word of the launcher is still to be read; who reads it finishes the launch.
         self.settled = False
+        self.watched = -1
+        self._events = loop
         self.exited: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[None] = loop.create_future()
 
@@ -104,11 +106,28 @@ class _Protocol(SubprocessStreamProtocol):
     def process_exited(self) -> None:
         self._gone = True
         if self._launch is not None and self.settled:
-            self._launch.finish()
+            self.finish()
         super().process_exited()
         if not self.exited.done():
             self.exited.set_result(None)
         self._look()
+
+    def take_events(self) -> None:
+        assert self._launch is not None
+        self._launch.take_events()
+        if self._launch.ended():  # or its end of file would be there again and again
+            self._stop_events()
+
+    def _stop_events(self) -> None:
+        if self.watched >= 0:
+            self._events.remove_reader(self.watched)
+            self.watched = -1
+
+    def finish(self) -> None:
+        """Before its socket is closed, the loop stops looking at it."""
+        assert self._launch is not None
+        self._stop_events()
+        self._launch.finish()
 
     def _look(self) -> None:
         if self._gone and not self.open and not self.ended.done():
@@ -160,7 +179,7 @@ class Process(_StdlibProcess):
         returncode one tick of the loop before the protocol is told of the exit, and returns it at once."""
         returncode = await super().wait()
         if self._launch is not None:
-            self._launch.finish()
+            self._ending.finish()
         return returncode
 
     async def communicate(self, input: Any = None) -> tuple[bytes, bytes]:
@@ -171,6 +190,8 @@ class Process(_StdlibProcess):
             if any(self._kept.values()):
                 told(self.sandbox, self._kept)
         self._kept.clear()
+        if self._launch is not None:
+            self._launch.read_errors(found[1])
         return found
 
     async def _read_stream(self, fd: int) -> bytes:
@@ -198,7 +219,7 @@ class Process(_StdlibProcess):
                 pass
         await asyncio.wait([self._ending.exited])
         if self._launch is not None:
-            self._launch.finish()
+            self._ending.finish()
         for fd in list(self._ending.open):  # a second abort() of one that is closed is an error in asyncio
             pipe = self._pipes.get_pipe_transport(fd)
             if pipe is not None:
@@ -295,7 +316,10 @@ async def _start(
         launch.settle(process.pid)
         protocol.settled = True
         if protocol.exited.done():
-            launch.finish()
+            protocol.finish()
+        elif policy.on_event is not None:
+            protocol.watched = launch.word()
+            loop.add_reader(protocol.watched, protocol.take_events)
     except (ExecFailed, SandboxSetupError) as error:
         await process._end(0)
         raise refusal(error, program) from None
@@ -455,7 +479,7 @@ class _Taken(_Protocol):
 
 class AsyncioSource(Source):
     def __init__(self, process: Process, data: memoryview, until: float) -> None:
-        super().__init__(process.sandbox)
+        super().__init__(process.sandbox, process._launch)
         self._process = process
         assert isinstance(process._ending, _Taken)
         self._queue = process._ending

@@ -10,12 +10,13 @@ import os
 import signal
 import stat
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 
 from . import _paths
 from ._plan import Plan
-from ._report import Report, Usage, Violation
+from ._report import Progress, Report, Usage, Violation
 
 # Not everywhere; where they are missing there is no backend either.
 _O_DIRECTORY = getattr(os, "O_PATH", 0) | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
@@ -215,6 +216,8 @@ class Launch:
         self._started = time.monotonic()
         self._quarantine = Quarantine(plan) if plan.view.roots else None
         self._finished = False
+        self._watcher: threading.Thread | None = None
+        self.cwd = ""
 
     def settle(self, pid: int) -> None:
         """Returns once the command runs.
@@ -258,6 +261,44 @@ class Launch:
         """When the launch is over. May be called more than once."""
         raise NotImplementedError
 
+    def take_events(self) -> None:
+        """What has been said of the running command so far, to the report and to `on_event`. Never waits."""
+
+    def watch(self) -> None:
+        """Has a thread call `on_event`, where there is one, until the command has ended."""
+        if self.plan.policy.on_event is not None:
+            self._watcher = threading.Thread(target=self._watch, name="sandbox-events", daemon=True)
+            self._watcher.start()
+
+    def _watch(self) -> None:
+        """Takes events until everything has been said, or `finish()` was called."""
+        raise NotImplementedError
+
+    def ended(self) -> bool:
+        """Whether everything has been said that will be said."""
+        return self._finished
+
+    def read_errors(self, text: bytes | str | None) -> None:
+        """Looks for denials in what the command wrote to stderr, where the caller has it."""
+        if not text or self.cwd == "":
+            return
+        from ._evidence import denied_paths
+
+        decoded = text if isinstance(text, str) else text.decode("utf-8", "surrogateescape")
+        known = {(violation.kind, violation.detail) for violation in self.report.violations}
+        found = denied_paths(decoded, self.plan, self.cwd)
+        self.report.violations += tuple(v for v in found if (v.kind, v.detail) not in known)
+
+    def tell(self, event: Progress | Violation) -> None:
+        """To the policy's `on_event`, whose errors are its own."""
+        listener = self.plan.policy.on_event
+        if listener is None:
+            return
+        try:
+            listener(event)
+        except Exception:
+            sys.excepthook(*sys.exc_info())  # as for __del__ and signal handlers: there is nobody to raise it to
+
     def record_end(self, wall: float) -> None:
         """Completes the report from what the backend knows of the end. Never raises, and waits a second at most."""
         raise NotImplementedError
@@ -277,6 +318,9 @@ class Launch:
         if self._finished or os.getpid() != self.owner:
             return
         self._finished = True
+        watcher = self._watcher
+        if watcher is not None and watcher is not threading.current_thread():
+            watcher.join(1)  # what it has taken from the socket, it must have put into the report
         self.record_end(time.monotonic() - self._started)
         self.close_parent_side()
         if self._quarantine is not None:

@@ -8,9 +8,12 @@ import locale
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ._report import Report
+
+if TYPE_CHECKING:
+    from ._launch import Launch
 
 # For the line that stands where something is missing. Under a limit that is smaller than a few of them there is none.
 _MARK = 64
@@ -169,8 +172,9 @@ Chunk = tuple[int, bytes, float]
 class Source:
     """A started command, to the one who takes its output, on whatever event loop."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: Report, launch: Launch | None) -> None:
         self.report = report
+        self.launch = launch  # None without a sandbox
 
     @property
     def returncode(self) -> int | None:

@@ -239,6 +239,7 @@ if TYPE_CHECKING:
         backend: str | None
         terminate_grace: float
         on_event: Callable[..., Any] | None
+        event_interval: float
         observe: Sequence[str]
         inherit: Literal["filtered", "core", "none", "all"]
         include: Sequence[str]
@@ -275,6 +276,8 @@ class Policy(Frozen):
         backend: the name of the only backend to use.
         terminate_grace: seconds between SIGTERM and the end of the whole tree, where `timeout=` of `run()`, or a
             cancellation, ends a run for the caller. 0: at once, as the standard library does.
+        on_event: called with a `Progress` every `event_interval` seconds while a command runs, and with a `Violation` when one is
+            seen: in the event loop, or, for a synchronous call, in a thread of its own. What it raises goes to `sys.excepthook`.
 
     Raises:
         PolicyError: a value that cannot be, or two that contradict each other.
@@ -302,6 +305,7 @@ class Policy(Frozen):
     backend: str | None = None
     terminate_grace: float = 2.0
     on_event: Callable[..., Any] | None = None
+    event_interval: float = 1.0
     observe: Sequence[str] = ()
     unconfined: bool = False
 
@@ -347,6 +351,9 @@ class Policy(Frozen):
             or not self.terminate_grace >= 0
         ):
             raise PolicyError(f"terminate_grace={self.terminate_grace!r}: a number of seconds, 0 or more")
+        interval = self.event_interval
+        if isinstance(interval, bool) or not isinstance(interval, (int, float)) or not 0.02 <= interval < 1 << 31:
+            raise PolicyError(f"event_interval={interval!r}: a number of seconds, 0.02 or more")
         for name in ("approver", "on_event"):
             if getattr(self, name) is not None and not callable(getattr(self, name)):
                 raise PolicyError(f"{name}={getattr(self, name)!r} cannot be called")
@@ -416,10 +423,10 @@ class Policy(Frozen):
 
     @classmethod
     def read_only(cls, **fields: Unpack[PolicyFields]) -> Self:
-        """Writes nothing but /dev/null, reaches no network, sees the core environment."""
+        """Writes nothing but /dev/null, reaches no network, sees the core environment, has `Limits.conservative()`."""
         if fields.get("write"):
             raise PolicyError("read_only(write=...): a read-only policy has no writable roots; use workspace_write()")
-        base: dict[str, Any] = {"tmp": "none", "environment": Environment(inherit="core")}
+        base: dict[str, Any] = {"tmp": "none", "environment": Environment(inherit="core"), "limits": Limits.conservative()}
         return cls(**_parts(fields, base))
 
     @classmethod

@@ -143,6 +143,7 @@ class Popen(subprocess.Popen[AnyStr], Generic[AnyStr]):
             return
         try:
             launch.settle(self.pid)
+            launch.watch()
         except (ExecFailed, SandboxSetupError) as error:
             # Where this process had no descriptors left, the command runs, and has to be ended.
             self._discard(ends_itself=isinstance(error, ExecFailed) or error.step != "pidfd")
@@ -231,10 +232,10 @@ class Popen(subprocess.Popen[AnyStr], Generic[AnyStr]):
                 # Without a timeout the stdlib reads a single stream by another way, and all of it.
                 while timeout is None and self._most is not None and (self.stdout or self.stderr):
                     try:
-                        return super().communicate(input, _LONG)
+                        return self._with_evidence(super().communicate(input, _LONG))
                     except TimeoutExpired:
                         input = None
-                return super().communicate(input, timeout)
+                return self._with_evidence(super().communicate(input, timeout))
             except TimeoutExpired as error:
                 error.sandbox = self.__dict__.get("sandbox")
                 raise
@@ -242,6 +243,11 @@ class Popen(subprocess.Popen[AnyStr], Generic[AnyStr]):
                 kept = self.__dict__.get("_kept")
                 if kept and self._most is not None:
                     told(self.sandbox, {1 if stream is self.stdout else 2: part for stream, part in kept.items()})
+
+        def _with_evidence(self, outputs):
+            if self._launch is not None:
+                self._launch.read_errors(outputs[1])
+            return outputs
 
         # Where the stdlib collects what it reads, a list for each stream.
         @property

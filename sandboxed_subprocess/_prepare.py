@@ -214,6 +214,13 @@ def _encode(value: Any) -> bytes:
     return data
 
 
+def _caller_cwd() -> str:
+    try:
+        return os.getcwd()
+    except OSError:
+        return "/"
+
+
 def _environ(env: Mapping[Any, Any] | None) -> dict[str, str] | None:
     if env is None:
         return None
@@ -380,6 +387,7 @@ def prepare(args: Any, options: dict[str, Any], policy: Policy) -> tuple[Launch,
     report.environment_dropped = plan.dropped
     report.notes = plan.composition.notes
     launch = backend.wrap(plan, report)
+    launch.cwd = os.path.abspath(os.fsdecode(options["cwd"])) if options.get("cwd") is not None else _caller_cwd()
     options.update(
         executable=launch.executable,
         shell=False,

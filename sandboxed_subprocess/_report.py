@@ -22,12 +22,26 @@ class Violation(NamedTuple):
     Attributes:
         kind: "read", "write", "connect", "syscall" or "planted" (a file put where the host would trust it).
         detail: the path, host or system call.
-        source: who noticed ("quarantine", ...).
+        source: who noticed: "filter" (each call of that name was refused), "stderr" (what the command wrote of a refusal,
+            where the policy agrees), "quarantine".
+        advice: what may be written instead, and the one change of the policy that would allow it.
     """
 
     kind: Literal["read", "write", "connect", "syscall", "planted"]
     detail: str
     source: str
+    advice: str = ""
+
+
+class Progress(NamedTuple):
+    """How a tree is doing; see `Policy.on_event`. Seconds since the start, and of all processors together; bytes."""
+
+    wall_seconds: float
+    cpu_seconds: float
+    memory_bytes: int
+    processes: int
+    threads: int
+    written_bytes: int
 
 
 class Usage(NamedTuple):

@@ -28,7 +28,7 @@ class TrioSource(Source):
     """No task of its own: what has to be written and read is, whenever output is asked for."""
 
     def __init__(self, process: trio.Process, launch: Launch | None, report: Report, data: memoryview, end: float) -> None:
-        super().__init__(report)
+        super().__init__(report, launch)
         self._process = process
         self._launch = launch
         self._until = end
@@ -179,6 +179,7 @@ async def _start(launch: Launch, options: dict[str, Any], program: Any) -> trio.
         # Whichever comes first: a word from the launcher, or its end.
         await _any(process.wait, functools.partial(trio.lowlevel.wait_readable, launch.word()))
         launch.settle(process.pid)
+        launch.watch()
     except (ExecFailed, SandboxSetupError) as error:
         await _end(process, launch, 1.0)
         raise refusal(error, program) from None

@@ -156,6 +156,8 @@ async def run(
                 break
     finally:
         told(source.report, kept)
+        if 2 in kept and source.launch is not None:
+            source.launch.read_errors(kept[2].joined())
     if call.late:
         raise call.expired(source.report, kept)
     return call.completed(source, kept)

@@ -25,15 +25,17 @@ from typing import Any
 from .._errors import Missing, SandboxSetupError
 from .._launch import ExecFailed, Launch, unknown_end
 from .._plan import Plan
-from .._report import Report, Usage
+from .._report import Progress, Report, Usage, Violation
 from ._descriptors import Lease
 from ._records import CPU, THREADS, TREE_LIMITS, WALL, threads_of
+from ._seccomp import EXCEPTIONS, name_of
 
-RUNNING, FAILED, EXEC_FAILED, ENDED, PROGRESS = 1, 2, 3, 4, 5
+RUNNING, FAILED, EXEC_FAILED, ENDED, PROGRESS, DENIED = 1, 2, 3, 4, 5, 6
 _FAILURE = struct.Struct("=Ii32s")
 _ENDED = struct.Struct("=IiQQQQQQIIIIII1024s")
 _PROGRESS = struct.Struct("=IIIIQQQQ")
-_UNTOUCHED = 1
+_DENIED = struct.Struct("=Ii")
+_UNTOUCHED, _UNSEEN = 1, 2
 _UNITS = {WALL: 1e3, CPU: 1e6}  # of what the launcher counts, in one of ours
 _PATIENCE_MS = 50
 _CREDENTIALS = struct.Struct("=iII")
@@ -66,6 +68,7 @@ class ChannelLaunch(Launch):
         self._command_fd = -1
         self._lease = lease
         self._made = -1
+        self._end: tuple[Any, ...] | None = None
         ours = (*pass_fds, lease.fd) if lease is not None and lease.fd >= 0 else pass_fds
         super().__init__(
             plan=plan,
@@ -234,21 +237,48 @@ class ChannelLaunch(Launch):
         except ChildProcessError:
             pass  # not ours: reaped by the launcher, or somebody else's to reap
 
-    def _last_record(self) -> tuple[Any, ...] | None:
+    def take_events(self) -> None:
         channel = self._channel
         if channel is None:
-            return None
+            return
         for _ in range(2):
             try:
                 while data := channel.recv(8192, socket.MSG_DONTWAIT):
-                    if len(data) == _ENDED.size and struct.unpack_from("=I", data)[0] == ENDED:
-                        return _ENDED.unpack(data)
+                    self._take(data)
             except ConnectionResetError:
                 continue  # said once where it ended with an order unread; what it had sent is still there
             except OSError:
                 break
             break
-        return None  # the launcher ended without a record; the report says "unknown"
+
+    def _watch(self) -> None:
+        poller = select.poll()
+        poller.register(self.word(), select.POLLIN)
+        while not self.ended():
+            if poller.poll(100):
+                self.take_events()
+
+    def ended(self) -> bool:
+        return super().ended() or self._end is not None
+
+    def _take(self, data: bytes) -> None:
+        kind = struct.unpack_from("=I", data)[0] if len(data) >= 4 else 0
+        if kind == ENDED and len(data) == _ENDED.size:
+            self._end = _ENDED.unpack(data)
+        elif kind == PROGRESS and len(data) == _PROGRESS.size:
+            _, processes, threads, _, cpu, memory, written, wall = _PROGRESS.unpack(data)
+            self.tell(Progress(wall / 1e3, cpu / 1e6, memory, processes, threads, written))
+        elif kind == DENIED and len(data) == _DENIED.size:
+            name = name_of(_DENIED.unpack(data)[1])
+            exception = next((option for option, calls in EXCEPTIONS.items() if name in calls), None)
+            advice = f"syscall_exceptions=[{exception!r}] allows it" if exception else "no policy allows it"
+            violation = Violation("syscall", name, "filter", advice)
+            self.report.violations += (violation,)
+            self.tell(violation)
+
+    def _last_record(self) -> tuple[Any, ...] | None:
+        self.take_events()
+        return self._end  # None: the launcher ended without a record; the report says "unknown"
 
 
 def send_plan(channel: socket.socket, text: bytes) -> None:

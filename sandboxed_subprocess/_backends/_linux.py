@@ -37,6 +37,7 @@ EVERYWHERE = frozenset(
         Feature.LIMIT_MEMORY,
         Feature.LIMIT_PROCESSES,
         Feature.LIMIT_CPU,
+        Feature.EVENTS,
     }
 )
 
@@ -212,10 +213,10 @@ class LauncherBackend:
         """Which sockets the filter leaves; see `_seccomp.compile_filter`."""
         return "own"
 
-    def filter(self, exceptions: tuple[str, ...], no_network: bool) -> bytes:
+    def filter(self, exceptions: tuple[str, ...], no_network: bool, count_writes: bool = False) -> bytes:
         if not self._filters:
             return b""
-        return filter_record(exceptions, self._listens, self._shut_truncate, self.sockets(no_network))
+        return filter_record(exceptions, self._listens, self._shut_truncate, self.sockets(no_network), count_writes)
 
     def key(self, plan: Plan) -> tuple[object, ...]:
         """What the records of a plan depend on, besides its rules."""
@@ -248,14 +249,17 @@ class LauncherBackend:
             fds.append(number)
             body = [
                 rendered.records,
-                self.filter(tuple(policy.syscall_exceptions), policy.network == "none"),
+                self.filter(
+                    tuple(policy.syscall_exceptions), policy.network == "none", policy.limits.written_bytes is not None
+                ),
                 command_records(command, policy.limits, self.counts(command)),
                 self.late_records(plan, program, {program, number, *command.keep_fds}, cleanup),
             ]
             limit = policy.limits.memory_bytes
+            interval = policy.event_interval if policy.on_event is not None else None
             flags = self.flags(plan) | (self.leases if lease is not None else 0)
             text = header(
-                b"".join(body), flags, command, rendered.sources, None, self.rights(plan),
+                b"".join(body), flags, command, rendered.sources, interval, self.rights(plan),
                 f"{limit}" if limit else "25%", lease.fd if lease is not None else -1,
             )  # fmt: skip
             send_plan(channel, text)

@@ -95,8 +95,10 @@ def _milliseconds(seconds: float) -> int:
 
 
 @functools.lru_cache(64)
-def filter_record(exceptions: tuple[str, ...], notify_connect: bool, shut_truncate: bool, sockets: str = "own") -> bytes:
-    program = compile_filter(exceptions, notify_connect, shut_truncate, sockets)
+def filter_record(
+    exceptions: tuple[str, ...], notify: bool, shut_truncate: bool, sockets: str = "own", count_writes: bool = False
+) -> bytes:
+    program = compile_filter(exceptions, notify, shut_truncate, sockets, count_writes)
     return record(FILTER, 0, 0, len(program), 0, raw=program)
 
 

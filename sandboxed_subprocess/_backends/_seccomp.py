@@ -64,6 +64,9 @@ _S_IFMT, _S_IFCHR, _S_IFBLK = 0o170000, 0o020000, 0o060000
 _O_CREAT, _O_TMPFILE = 0o100, 0o20000000
 _O_ACCMODE, _O_TRUNC = 3, 0o1000
 
+_FREES_SPACE = 0x02 | 0x08  # FALLOC_FL_PUNCH_HOLE, FALLOC_FL_COLLAPSE_RANGE
+_RESERVE_SPACE = (0x40305828, 0x4030582A, 0x40305839)  # FS_IOC_RESVSP, FS_IOC_RESVSP64, FS_IOC_ZERO_RANGE (linux/falloc.h)
+
 _import_lock = threading.Lock()
 
 
@@ -95,8 +98,9 @@ def _pyseccomp() -> Any:
 
 @functools.lru_cache(64)
 def compile_filter(
-    exceptions: tuple[str, ...] = (), notify_connect: bool = False, shut_truncate: bool = False, sockets: str = "own"
-) -> bytes:
+    exceptions: tuple[str, ...] = (), notify: bool = False, shut_truncate: bool = False, sockets: str = "own",
+    count_writes: bool = False,
+) -> bytes:  # fmt: skip
     """A BPF program: an array of struct sock_filter (linux/filter.h) in native byte order.
 
     Args:
@@ -104,15 +108,18 @@ def compile_filter(
             be sent by unix sockets; "none" or "internet" where those of the host would be in reach, so that nothing may touch
             them: then there are no unix sockets but pairs.
 
-    With `notify_connect`, connect() is handed to the holder of the filter's listener. With `shut_truncate`, a file can be
-    emptied only through a descriptor that is open for writing: for kernels whose Landlock does not see truncate(2).
+    With `notify`, connect() is handed to the holder of the filter's listener, and so is what would be refused with EPERM: the
+    holder refuses it, and says so. With `shut_truncate`, a file can be
+    emptied only through a descriptor that is open for writing: for kernels whose Landlock does not see truncate(2). With
+    `count_writes`, space is taken by writing only, since that is what the kernel counts: programs that ask for it beforehand are
+    told that this file system cannot do so (EOPNOTSUPP), and write.
 
     Raises:
         Missing: libseccomp cannot be loaded, or there is nothing here that it could compile for.
     """
     scmp = _pyseccomp()
     try:
-        return _compile(scmp, exceptions, notify_connect, shut_truncate, sockets)
+        return _compile(scmp, exceptions, notify, shut_truncate, sockets, count_writes)
     except OSError as error:
         raise Missing(
             f"no system call filter for this kernel ({error.strerror})",
@@ -120,9 +127,11 @@ def compile_filter(
         ) from None
 
 
-def _compile(scmp: Any, exceptions: tuple[str, ...], notify_connect: bool, shut_truncate: bool, sockets: str) -> bytes:
+def _compile(
+    scmp: Any, exceptions: tuple[str, ...], notify: bool, shut_truncate: bool, sockets: str, count_writes: bool
+) -> bytes:  # fmt: skip
     f = scmp.SyscallFilter(scmp.ALLOW)
-    eperm = scmp.ERRNO(errno.EPERM)
+    eperm = scmp.NOTIFY if notify else scmp.ERRNO(errno.EPERM)
 
     def number(name: str, fallback: int | None = None) -> int | None:
         """The system call's number here; None where this architecture does not have it."""
@@ -153,7 +162,7 @@ def _compile(scmp: Any, exceptions: tuple[str, ...], notify_connect: bool, shut_
     for name, fallback in ABSENT.items():
         refuse(enosys, name, fallback=fallback)
 
-    if notify_connect:
+    if notify:
         refuse(scmp.NOTIFY, "connect")
 
     def above(argument: int, value: int) -> Any:
@@ -220,6 +229,12 @@ def _compile(scmp: Any, exceptions: tuple[str, ...], notify_connect: bool, shut_
             refuse(eperm, "open", equal(1, _O_TRUNC | access, _O_TRUNC | _O_ACCMODE))
             refuse(eperm, "openat", equal(2, _O_TRUNC | access, _O_TRUNC | _O_ACCMODE))
 
+    if count_writes:
+        unsupported = scmp.ERRNO(errno.EOPNOTSUPP)
+        refuse(unsupported, "fallocate", equal(1, 0, _FREES_SPACE))
+        for request in _RESERVE_SPACE:
+            refuse(unsupported, "ioctl", equal(1, request))
+
     refuse(eperm, "personality", above(0, _LAST_PERSONALITY))
 
     f.set_attr(scmp.Attr.ACT_BADARCH, scmp.KILL_PROCESS)
@@ -247,6 +262,16 @@ def _refuse_shared(scmp: Any, refuse: Any) -> None:
         # Of oneself (0), and not of all processes of the user (PRIO_USER is 2, IOPRIO_WHO_USER 3).
         refuse(eperm, name, scmp.Arg(1, scmp.NE, 0))
         refuse(eperm, name, scmp.Arg(0, scmp.GT, 1))
+
+
+def name_of(number: int) -> str:
+    """A system call's name, or its number where libseccomp does not know one."""
+    try:
+        scmp = _pyseccomp()
+        name = scmp.resolve_syscall(scmp.system_arch(), number)
+    except (Missing, ValueError, OSError):
+        return str(number)
+    return name.decode() if isinstance(name, bytes) else str(name)
 
 
 def _export(f: Any) -> bytes:

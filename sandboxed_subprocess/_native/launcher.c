@@ -229,7 +229,7 @@ static volatile struct failure failure;    /* written by the command in the memo
 
 /* ---- messages on the launch socket (SEQPACKET: one send, one message) -------------------------------------------- */
 
-enum { M_RUNNING = 1, M_FAILED = 2, M_EXEC_FAILED = 3, M_ENDED = 4, M_PROGRESS = 5 };
+enum { M_RUNNING = 1, M_FAILED = 2, M_EXEC_FAILED = 3, M_ENDED = 4, M_PROGRESS = 5, M_DENIED = 6 };
 struct message { uint32_t type; int32_t error; char step[32]; char path[PATH_MAX]; };
 struct ended {
 	uint32_t type; int32_t status;
@@ -237,7 +237,8 @@ struct ended {
 	uint32_t processes, threads, limit, left_behind, flags, unused;
 	char names[1024];
 };
-enum { E_UNTOUCHED = 1 };
+enum { E_UNTOUCHED = 1, E_UNSEEN = 2 };
+struct denied { uint32_t type; int32_t number; };
 struct progress { uint32_t type, processes, threads, unused; uint64_t cpu_us, memory, written, wall_ms; };
 
 static void report_failure(uint32_t type, const char *step, int error, const char *path)
@@ -2023,6 +2024,7 @@ static void only_keep(int *fds, size_t n)
 
 /* Names of what is still alive, for the report. Reads /proc with raw getdents: opendir() allocates. */
 static pid_t connector_pid;
+static int connector_ended;                /* killed, by the command; what it is refused from then on is not seen */
 
 #include "usage.h"
 
@@ -2098,6 +2100,7 @@ static int reap(int *status)
 			result |= 1;
 		} else if (pid == connector_pid) {
 			connector_pid = 0;
+			connector_ended = 1;
 		}
 	}
 	/* Every process in the namespace has a chain of parents that ends here, so "no children" means "empty". */
@@ -2123,13 +2126,15 @@ static void forward(const int32_t *request)
 	}
 }
 
-/* ---- connector: connect() is made here -------------------------------------------------------------------------------------
+/* ---- connector: connect() is made here, and what is refused is told -------------------------------------------------------------------------------------
  *
  * A socket that the host binds after the launch has no mask, and neither a read-only mount nor a network namespace stops
  * a connect() to it; Landlock does from ABI 9. So connect() is a notified call (man 2 seccomp_unotify): at the first one
  * init forks a process that copies the address, takes a copy of the socket, decides, and makes the call itself. It never
  * tells the kernel to go on with the caller's own call: by then another thread could have put another socket or address
  * in its place.
+ *
+ * The other notified calls are those that the filter refuses: an answer of ours instead of the kernel's, and a word to the caller.
  *
  * A process of its own, because everything here works on descriptors and paths of the command's, any of which can be made
  * to block for ever; init has to go on watching. It has the command's user and CAP_SYS_PTRACE, nothing else. The command
@@ -2375,6 +2380,20 @@ static int open_caller(pid_t tid)
 	return (int)syscall(NR_pidfd_open, group, 0);
 }
 
+/* A call that the filter hands to us to be refused, so that the caller learns of it: each kind once. Never is the kernel told to
+ * go on with one. */
+static void refuse(const struct notification *n)
+{
+	static uint32_t told[32];      /* a bit for each number */
+	const struct denied m = {M_DENIED, n->nr};
+	uint32_t index = (uint32_t)n->nr / 32, bit = 1u << (uint32_t)n->nr % 32;
+
+	answer(n->id, EPERM);
+	if (index < sizeof told / sizeof *told && !(told[index] & bit) &&
+	    send(launch_socket, &m, sizeof m, MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof m)
+		told[index] |= bit;
+}
+
 static void one_connect(void)
 {
 	static union { struct notification n; char room[512]; } buffer;
@@ -2388,6 +2407,10 @@ static void one_connect(void)
 	memset(&buffer, 0, sizeof buffer);
 	if (ioctl(listener_fd, SECCOMP_IOCTL_NOTIF_RECV_, &buffer) < 0)
 		return;      /* interrupted, or the caller is gone */
+	if (n->nr != SYS_connect) {
+		refuse(n);
+		return;
+	}
 	while (p->fd)
 		p++;
 	memset(p, 0, sizeof *p);
@@ -2486,9 +2509,9 @@ static int keep_ptrace_only(void)
 
 static void __attribute__((noreturn)) connector_loop(void)
 {
-	int mine[] = {listener_fd, tmpfs_fd < 0 ? listener_fd : tmpfs_fd};
+	int mine[] = {listener_fd, launch_socket, tmpfs_fd < 0 ? listener_fd : tmpfs_fd};
 
-	only_keep(mine, 2);
+	only_keep(mine, 3);
 	prctl(PR_SET_NAME, "sandbox-connect");
 	find_granted();
 	if (keep_ptrace_only() < 0)
@@ -2593,6 +2616,8 @@ static void __attribute__((noreturn)) init_loop(void)
 		if (state & 1) {
 			command_done = 1;
 			command_pid = 0;
+			if (connector_ended)
+				e.flags |= E_UNSEEN;
 			if (connector_pid)
 				kill(connector_pid, SIGKILL);      /* ours, and none of what the command left behind */
 			deadline = now_ms() + plan->grace_ms;
@@ -2681,6 +2706,8 @@ static void __attribute__((noreturn)) init_loop(void)
 			e.max_rss_kb = (uint64_t)u.ru_maxrss;
 		}
 	}
+	if (!command_done && connector_ended)
+		e.flags |= E_UNSEEN;
 	e.limit = crossed;
 	e.limit_value = crossed == L_WALL ? (uint64_t)(now_ms() - begin) : value_of(crossed);
 	e.memory = peak.memory;

@@ -1,0 +1,90 @@
+"""What a command wrote of refusals, held against the plan: evidence of what it was denied.
+
+The kernel tells nobody of a read-only mount or a mask that somebody ran into. But nearly every program says so, with a path and
+the text of the error. A path that the plan would have allowed is no violation, and neither is what an ordinary
+user could not have done without a sandbox.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from . import _paths
+from ._plan import COMMIT, HOOKS, REPOSITORY, Access, Plan, Rule
+from ._report import Violation
+
+_READ_ONLY = r"read-only file ?system|\bEROFS\b|os error 30\b"
+_REFUSED = r"permission denied|operation not permitted|\bEACCES\b|\bEPERM\b|os error 1\b|os error 13\b"
+_TEXT = re.compile(f"(?P<mount>{_READ_ONLY})|{_REFUSED}", re.IGNORECASE)
+# In quotes of any kind (coreutils, Python, git), or bare: then it ends at a space, or at the colon before the error's text.
+_QUOTED = re.compile("'([^'\n]+)'|\"([^\"\n]+)\"|\u2018([^\u2019\n]+)\u2019|`([^'`\n]+)['`]")
+_BARE = re.compile("[^\\s'\"\u2018\u2019`():,]*/[^\\s'\"\u2018\u2019`():,]*(?::(?=[^\\s:])[^\\s'\"\u2018\u2019`():,]+)*")
+_MOST = 100  # lines with an error in them, and violations
+_LONGEST = 4096
+
+
+def denied_paths(text: str, plan: Plan, cwd: str) -> tuple[Violation, ...]:
+    """
+    Args:
+        text: what the command wrote to stderr.
+        cwd: where it started, for relative paths.
+    """
+    found: dict[tuple[str, str], Violation] = {}
+    for number, match in enumerate(_TEXT.finditer(text)):
+        if number >= _MOST:
+            break
+        begin = max(text.rfind("\n", 0, match.start()) + 1, match.start() - _LONGEST)
+        end = text.find("\n", match.end())
+        after = text[match.end() : min(end if end >= 0 else len(text), match.end() + _LONGEST)]
+        for name in _names(text[begin : match.start()], after):
+            violation = _violation(os.path.join(cwd, name), plan, bool(match["mount"]))
+            if violation is not None:
+                found[violation.kind, violation.detail] = violation
+                break
+    return tuple(found.values())
+
+
+def _names(before: str, after: str) -> list[str]:
+    """What may be the path that an error is about, the likeliest first.
+
+    Of bare words only the nearest: what stands before it is the program that complains.
+    """
+    quoted = [next(filter(None, groups)) for part in (_QUOTED.findall(before)[::-1], _QUOTED.findall(after)) for groups in part]
+    bare = [*_BARE.findall(before)[::-1], *_BARE.findall(after)]
+    return [name for name in quoted or bare[:1] if "\0" not in name and len(name) < _LONGEST]
+
+
+def _violation(path: str, plan: Plan, by_mount: bool) -> Violation | None:
+    real = _paths.resolve(path).real
+    if real == "/":
+        return None
+    rule = plan.composition.decide(real)
+    if rule is not None and rule.access is Access.DENY:
+        return Violation("read", real, "stderr", _how_to_read(rule, real))
+    if (rule is not None and rule.access is Access.WRITE) or any(_paths.is_within(real, p) for p in plan.view.private):
+        return None
+    # Root writes what it likes outside, and a user what is his: only there the sandbox is what refused.
+    there = real if os.path.lexists(real) else os.path.dirname(real)
+    if not by_mount and not os.access(there, os.W_OK):
+        return None
+    return Violation("write", real, "stderr", _how_to_write(plan, rule, real))
+
+
+def _how_to_read(rule: Rule, path: str) -> str:
+    if rule.why == "sensitive path":
+        return f"it is a sensitive path; exceptions=[{rule.path!r}] allows reading it"
+    return f"it is denied by {rule.why}"
+
+
+def _how_to_write(plan: Plan, rule: Rule | None, path: str) -> str:
+    roots = ", ".join((*plan.view.roots, *(plan.view.private if plan.view.private_writable else ()))) or "nothing"
+    if rule is None or not rule.pin:
+        change = f"write=[{path if os.path.isdir(path) else os.path.dirname(path)!r}] allows it"
+    elif rule.why in (REPOSITORY, COMMIT):
+        change = "git='commit' opens what a commit needs, git='writable' all of it"
+    elif rule.why == HOOKS:
+        change = "git='writable' allows it; the host's git would execute what is written there"
+    else:
+        change = f"it is protected ({rule.why})"
+    return f"writable: {roots}; {change}"

@@ -1,0 +1,243 @@
+"""Limits of the whole tree: what crosses one ends, is named, and leaves nothing; what stays below does not notice."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from conftest import TIER, processes_with
+
+import sandboxed_subprocess as sp
+from sandboxed_subprocess.testing import needs
+
+PY = sys.executable
+MB = 1 << 20
+
+# Bombs that would stop by themselves at two thousand, should a limit not hold: this is somebody's machine.
+FORKS = "import os, time\nfor _ in range(11):\n    os.fork()\ntime.sleep(20)"
+THREADS = "import threading, time\nfor _ in range(2000):\n    threading.Thread(target=time.sleep, args=(20,), daemon=True).start()\ntime.sleep(20)"
+ORPHANS = (
+    "import os, time\n"
+    "for _ in range(2000):\n"
+    "    if os.fork() == 0:\n"
+    "        if os.fork():\n"
+    "            os._exit(0)\n"
+    "        time.sleep(20); os._exit(0)\n"
+    "    os.wait()\n"
+    "time.sleep(20)"
+)
+# Memory of every kind, 3 GB of each at most.
+HEAP = "x = [bytearray(10 << 20) for _ in range(300)]"
+STACK = "import threading\nthreading.stack_size(1 << 30)\ndef f(n):\n    return n and f(n - 1)\nimport sys; sys.setrecursionlimit(10**9)\nt = threading.Thread(target=f, args=(10**7,)); t.start(); t.join()"
+MEMFD = "import os, time\nfd = os.memfd_create('x')\nfor _ in range(3000):\n    os.write(fd, bytes(1 << 20))\ntime.sleep(20)"
+MAPPED = "import mmap, time\nm = mmap.mmap(-1, 3 << 30)\nfor i in range(0, len(m), 4096):\n    m[i] = 1\ntime.sleep(20)"
+CHILDREN = "import os, time\nfor _ in range(10):\n    if os.fork() == 0:\n        x = bytearray(100 << 20); time.sleep(20); os._exit(0)\ntime.sleep(20)"
+TMPFS = "import time\nf = open({!r}, 'wb')\ntry:\n    for _ in range(3000):\n        f.write(bytes(1 << 20)); f.flush()\nexcept OSError:\n    pass\ntime.sleep(20)"
+SYSV = (
+    "import ctypes, time\nlibc = ctypes.CDLL(None); libc.shmat.restype = ctypes.c_void_p\n"
+    "for _ in range(30):\n"
+    "    i = libc.shmget(0, ctypes.c_size_t(100 << 20), 0o1600); p = libc.shmat(i, None, 0)\n"
+    "    ctypes.memset(p, 1, 100 << 20); libc.shmdt(ctypes.c_void_p(p))\n"
+    "time.sleep(20)"
+)
+# And of processors and disks.
+BURNER = "while True:\n    pass"
+BURNERS = "import os\nfor _ in range(2):\n    os.fork()\nwhile True:\n    pass"
+SHORT_BURNERS = "import os, time\nwhile True:\n    if os.fork() == 0:\n        end = time.process_time() + 0.05\n        while time.process_time() < end: pass\n        os._exit(0)\n    os.wait()"
+FILLER = "import os\nwhile True:\n    with open('file', 'wb') as f:\n        for _ in range(20):\n            f.write(bytes(1 << 20))\n    os.unlink('file')"
+FILLERS = "import os\nwhile True:\n    if os.fork() == 0:\n        open(f'file{os.getpid()}', 'wb').write(bytes(5 << 20)); os._exit(0)\n    os.wait()"
+
+CROSSED = {
+    "fork": (FORKS, {"processes": 50}, "processes"),
+    "orphans": (ORPHANS, {"processes": 50}, "processes"),
+    "threads": (THREADS, {"processes": 4}, "processes"),
+    "heap": (HEAP, {"memory_bytes": 200 * MB}, "memory_bytes"),
+    "stack": (STACK, {"memory_bytes": 200 * MB}, "memory_bytes"),
+    "memfd": (MEMFD, {"memory_bytes": 200 * MB}, "memory_bytes"),
+    "mapped": (MAPPED, {"memory_bytes": 200 * MB}, "memory_bytes"),
+    "children": (CHILDREN, {"memory_bytes": 200 * MB}, "memory_bytes"),
+    "tmp": (TMPFS.format("/tmp/x"), {"memory_bytes": 200 * MB}, "memory_bytes"),
+    "shm": (TMPFS.format("/dev/shm/x"), {"memory_bytes": 200 * MB}, "memory_bytes"),
+    "sysv": (SYSV, {"memory_bytes": 200 * MB}, "memory_bytes"),
+    "burners": (BURNERS, {"cpu_seconds": 1}, "cpu_seconds"),
+    "short burners": (SHORT_BURNERS, {"cpu_seconds": 1}, "cpu_seconds"),
+    "filler": (FILLER, {"written_bytes": 100 * MB}, "written_bytes"),
+    "fillers": (FILLERS, {"written_bytes": 100 * MB}, "written_bytes"),
+    "wall": ("import time; time.sleep(20)", {"wall_seconds": 0.3}, "wall_seconds"),
+}
+# Where there is no private /tmp, /dev/shm or System V memory, there is nothing to fill.
+_OF_A_VIEW = {"tmp", "shm", "sysv"}
+
+
+@pytest.mark.parametrize("what", CROSSED)
+def test_what_crosses_a_limit_ends_and_is_named(run, policy, token, what):
+    """Fork bombs, hogs of any kind of memory, burners, fillers: without a control group, by whoever looks."""
+    if what in _OF_A_VIEW and TIER == "landlock":
+        pytest.skip("nothing can be mounted there, and there is no shared memory")
+    code, limits, name = CROSSED[what]
+    before = set(os.listdir("/dev/shm"))
+    result = run([PY, "-c", code, token], policy=policy.with_limits(**limits))
+    report = result.sandbox
+    assert (report.ended, report.limit, result.returncode) == ("limit", name, -9), result.stderr[-500:]
+    assert report.limit_reached > (limits[name] if what != "threads" else 256)
+    assert processes_with(token) == [] and set(os.listdir("/dev/shm")) <= before
+    with pytest.raises(sp.LimitExceeded) as raised:
+        run([PY, "-c", code, token], policy=policy.with_limits(**limits), check=True)
+    assert raised.value.limit == name and raised.value.sandbox.limit == name and name in str(raised.value)
+
+
+FINE = {
+    "threads of one process": ("import threading, time\nt = [threading.Thread(target=time.sleep, args=(.3,)) for _ in range(100)]\n[x.start() for x in t]", {"processes": 2}),
+    "pages that children share": ("import os, time\nx = bytearray(120 << 20)\nfor i in range(0, len(x), 4096): x[i] = 1\np = [os.fork() for _ in range(2)]\ntime.sleep(.3)", {"memory_bytes": 200 * MB}),
+    "a mapping that children share": ("import mmap, os, time\nm = mmap.mmap(-1, 120 << 20)\np = [os.fork() for _ in range(2)]\nfor i in range(0, len(m), 4096): m[i] = 1\ntime.sleep(.3)", {"memory_bytes": 200 * MB}),
+    "a file that is mapped": ("import mmap, os, time\nwith open('big', 'w+b') as f:\n    f.truncate(1 << 30)\n    m = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)\nsum(m[i] for i in range(0, len(m), 4096))\ntime.sleep(.3)", {"memory_bytes": 200 * MB}),
+    "addresses": ("import mmap, time\nm = mmap.mmap(-1, 8 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\ntime.sleep(.1)", {"memory_bytes": 200 * MB}),
+    "a pipe": ("import os\nr, w = os.pipe()\nfor _ in range(3000):\n    os.write(w, bytes(1 << 16)); os.read(r, 1 << 16)", {"written_bytes": 10 * MB}),
+    "processes one after the other": ("import os\nfor _ in range(100):\n    if os.fork() == 0: os._exit(0)\n    os.wait()", {"processes": 5}),
+    "sleep": ("import time; time.sleep(1.5)", {"cpu_seconds": 1}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", FINE)
+def test_what_stays_below_a_limit_is_not_ended(run, policy, what):
+    """Threads are not processes, addresses and files are not memory, shared pages are there once, and a pipe is no disk."""
+    code, limits = FINE[what]
+    result = run([PY, "-c", code], policy=policy.with_limits(**limits))
+    assert (result.returncode, result.sandbox.ended, result.sandbox.limit) == (0, "exit", None), result.stderr
+
+
+@pytest.mark.parametrize("program", ["node", "java"])
+def test_runtimes_that_reserve_addresses_start(run, policy, program):
+    """nodejs/node#56596: RLIMIT_AS kills them at their start, with a misleading text."""
+    if shutil.which(program) is None:
+        pytest.skip(f"no {program} here")
+    command = {"node": ["node", "-e", "new WebAssembly.Memory({initial: 1, maximum: 100})"], "java": ["java", "-version"]}[program]
+    result = run(command, policy=policy.with_limits(memory_bytes=512 * MB, processes=16, cpu_seconds=60, written_bytes=100 * MB))
+    assert result.returncode == 0, result.stderr
+
+
+def test_a_single_process_is_told_of_its_cpu_limit(run, policy):
+    """SIGXCPU, which it may handle, and a second later SIGKILL; with soft and hard limit alike it would be SIGKILL at once."""
+    limited = policy.with_limits(cpu_seconds=1)
+    result = run("while :; do :; done", shell=True, policy=limited)
+    assert (result.returncode, result.sandbox.ended, result.sandbox.limit) == (-24, "limit", "cpu_seconds")
+    code = "import signal, sys\nsignal.signal(signal.SIGXCPU, lambda *_: (print('told', flush=True), sys.exit(3)))\nwhile True: pass"
+    result = run([PY, "-c", code], policy=limited)
+    assert (result.returncode, result.stdout, result.sandbox.limit) == (3, "told\n", None)
+
+
+def test_a_file_that_is_too_large_is_named(run, policy, ws):
+    """SIGXFSZ is the kernel's word for it, and the report's is the limit's name."""
+    result = run([PY, "-c", "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_DFL); open('f', 'wb').write(bytes(5000))"], policy=policy.with_limits(file_bytes=1000))
+    assert (result.returncode, result.sandbox.limit) == (-25, "file_bytes")
+    assert (ws / "f").stat().st_size == 1000
+
+
+def test_limits_bind_neither_the_caller_nor_a_later_run(run, policy):
+    """opencontainers/runc#831: limits that were set on the wrong process."""
+    import resource
+
+    before = [resource.getrlimit(getattr(resource, name)) for name in ("RLIMIT_CPU", "RLIMIT_NPROC", "RLIMIT_FSIZE")]
+    result = run("ulimit -t; nice", shell=True, policy=policy.with_limits(cpu_seconds=5, processes=5))
+    assert result.stdout.split() == ["5", str(os.nice(0))]
+    assert "unlimited" in run("ulimit -t", shell=True).stdout
+    assert before == [resource.getrlimit(getattr(resource, name)) for name in ("RLIMIT_CPU", "RLIMIT_NPROC", "RLIMIT_FSIZE")]
+
+
+def test_how_the_command_is_scheduled_is_what_it_would_be_without_a_limit(run, policy):
+    """The launcher goes before all others where a bomb may be lit; the command must not."""
+    code = "import os; print(os.sched_getscheduler(0), os.nice(0), os.sched_getparam(0).sched_priority)"
+    outside = subprocess.run([PY, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert run([PY, "-c", code], policy=policy.with_limits(processes=5)).stdout == outside
+
+
+@pytest.mark.skipif("sync" not in os.environ.get("SANDBOX_TEST_WORLDS", "sync"), reason="one world will do")
+def test_limited_runs_side_by_side_do_not_mix(ws, policy, tier):
+    """Twenty at once, each with a limit of its own: each ends of that, or not at all."""
+    kinds = {
+        "heap": (HEAP, {"memory_bytes": 150 * MB}, "memory_bytes"),
+        "fork": (FORKS, {"processes": 20}, "processes"),
+        "burn": (BURNERS, {"cpu_seconds": 1}, "cpu_seconds"),
+        "fine": ("import time; x = bytearray(20 << 20); time.sleep(1)", {"memory_bytes": 150 * MB, "processes": 20}, None),
+    }
+
+    def one(kind):
+        code, limits, name = kinds[kind]
+        return name, sp.run([PY, "-c", code], cwd=ws, policy=policy.with_limits(**limits), timeout=60).sandbox.limit
+
+    with concurrent.futures.ThreadPoolExecutor(20) as pool:
+        outcomes = list(pool.map(one, list(kinds) * 5))
+    assert [expected for expected, _ in outcomes] == [found for _, found in outcomes]
+
+
+def test_space_is_not_taken_without_being_written(run, policy, ws):
+    """fallocate(2) fills a disk without a byte that the kernel would count. Programs that ask politely write instead."""
+    limited = policy.with_limits(written_bytes=50 * MB)
+    result = run([PY, "-c", "import os; fd = os.open('f', os.O_RDWR | os.O_CREAT); os.posix_fallocate(fd, 0, 1 << 20)"], policy=limited)
+    assert result.returncode == 0 and (ws / "f").stat().st_size == 1 << 20, result.stderr
+    result = run(["fallocate", "-l", "500M", "g"], policy=limited)
+    assert result.returncode != 0 and "not supported" in result.stderr
+    assert not (ws / "g").exists() or (ws / "g").stat().st_blocks == 0
+    assert run("fallocate -l 1M h && fallocate -p -l 4096 h && stat -c %s h", shell=True).stdout == f"{1 << 20}\n"
+
+
+# -- what the report says ---------------------------------------------------------------------------------------------------
+
+
+def close_to(value, expected, slack=0.0):
+    return abs(value - expected) <= 0.1 * expected + slack
+
+
+def test_usage_is_what_the_tree_used(run, policy, ws):
+    """Within a tenth of what the processes say of themselves."""
+    code = (
+        "import os, time\n"
+        "x = bytearray(200 << 20)\n"
+        "end = time.process_time() + 0.6\n"
+        "while time.process_time() < end: pass\n"
+        "with open('f', 'wb') as f: f.write(bytes(40 << 20)); f.flush(); os.fsync(f.fileno())\n"
+        "print(sum(os.times()[:2]), [l.split()[1] for l in open('/proc/self/status') if l.startswith('VmHWM')][0], flush=True)\n"
+    )
+    result = run([PY, "-c", code])
+    cpu, peak = result.stdout.split()
+    usage = result.sandbox.usage
+    assert close_to(usage.user_seconds + usage.system_seconds, float(cpu), 0.05)
+    assert close_to(usage.max_rss_bytes, int(peak) << 10) and close_to(usage.peak_memory_bytes, int(peak) << 10)
+    assert close_to(usage.written_bytes, 40 * MB, MB)
+    assert (usage.peak_processes, usage.peak_threads) == (1, 1)
+
+
+def test_usage_counts_processes_threads_and_what_has_ended(run, policy, ws):
+    """Of eight children and their memory, and of those that are long gone."""
+    code = (
+        "import os, threading, time\n"
+        "for n in range(4):\n"
+        "    if os.fork() == 0:\n"
+        "        end = time.process_time() + 0.2\n"
+        "        while time.process_time() < end: pass\n"
+        "        open(f'f{n}', 'wb').write(bytes(5 << 20)); os._exit(0)\n"
+        "for _ in range(4): os.wait()\n"
+        "for _ in range(4):\n"
+        "    if os.fork() == 0:\n"
+        "        x = bytearray(50 << 20); threading.Thread(target=time.sleep, args=(1,)).start(); time.sleep(1); os._exit(0)\n"
+        "for _ in range(4): os.wait()\n"
+    )
+    usage = run([PY, "-c", code], policy=policy.with_limits(memory_bytes=1 << 30)).sandbox.usage
+    assert (usage.peak_processes, usage.peak_threads) == (5, 9)
+    assert close_to(usage.peak_memory_bytes, 200 * MB, 30 * MB)
+    assert 0.8 <= usage.user_seconds + usage.system_seconds < 1.6
+    assert close_to(usage.written_bytes, 20 * MB, MB)
+
+
+def test_read_only_has_conservative_limits(ws, tier):
+    """A preset for commands that nobody has read; the others leave that to the program."""
+    assert sp.Policy.read_only().limits == sp.Limits.conservative()
+    assert sp.Policy.read_only(processes=5).limits == sp.Limits.conservative().replace(processes=5)
+    assert sp.Policy.workspace_write(ws).limits == sp.Limits.unlimited()
+    needs("LIMIT_MEMORY")
+    report = sp.run([PY, "-c", "x = bytearray(1 << 30)"], cwd=ws, policy=sp.Policy.read_only(), stderr=sp.DEVNULL).sandbox
+    assert report.limit == "memory_bytes"
