@@ -38,7 +38,7 @@ from ._popen import (
     run,
 )
 from ._prepare import SandboxWarning, default_policy, set_default_policy
-from ._report import Enforcement, Report, Usage, Violation
+from ._report import Enforcement, Progress, Report, Usage, Violation
 from ._version import __version__
 from .network._rules import NetworkRule, network_rule
 
@@ -47,7 +47,7 @@ __all__ = [
     "Popen", "PIPE", "STDOUT", "call", "check_call", "getstatusoutput", "getoutput", "check_output", "run",
     "CalledProcessError", "DEVNULL", "SubprocessError", "TimeoutExpired", "CompletedProcess",
     "CommandRejected", "Enforcement", "Environment", "Glob", "LimitExceeded", "Limits", "NetworkRule", "Policy",
-    "PolicyError", "Report", "SandboxError", "SandboxSetupError", "SandboxUnavailable", "SandboxWarning", "Usage",
+    "PolicyError", "Progress", "Report", "SandboxError", "SandboxSetupError", "SandboxUnavailable", "SandboxWarning", "Usage",
     "Violation", "default_policy", "network_rule", "set_default_policy",
 ]  # fmt: skip
 

@@ -52,7 +52,8 @@ def _names(before: str, after: str) -> list[str]:
     """
     quoted = [next(filter(None, groups)) for part in (_QUOTED.findall(before)[::-1], _QUOTED.findall(after)) for groups in part]
     bare = [*_BARE.findall(before)[::-1], *_BARE.findall(after)]
-    return [name for name in quoted or bare[:1] if "\0" not in name and len(name) < _LONGEST]
+    likely = [name for name in quoted if "/" in name] or bare[:1] or quoted  # the error's own text may stand in quotes
+    return [name for name in likely if "\0" not in name and len(name) < _LONGEST]
 
 
 def _violation(path: str, plan: Plan, by_mount: bool) -> Violation | None:

@@ -7,6 +7,8 @@ import platform
 import struct
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sandboxed_subprocess.testing import needs
 
@@ -239,3 +241,33 @@ def test_processes_of_the_host_are_not_touched_where_they_could_be_named(sockets
         assert verdict(program, number, 0, 0, 5) == ALLOW
         assert verdict(program, number, 0, 1, 5) == verdict(program, number, user, 0, 5) == ERRNO | errno.EPERM
     assert verdict(own, 64, 1, 2, 3) == verdict(own, 203, 4711, 0) == ALLOW
+
+
+NOTIFY = 0x7FC00000
+_ARGUMENT = st.one_of(st.integers(0, 64), st.integers(0, (1 << 64) - 1), st.sampled_from([0o4755, 0o2755, 0o20000, 0x5412, 1 << 28, 0x20000]))
+
+
+@given(st.integers(0, 470), st.lists(_ARGUMENT, min_size=6, max_size=6))
+def test_what_is_told_is_what_would_be_refused_and_nothing_else(number, arguments):
+    """The same filter with another answer: of the calls that are allowed, none comes by (it would cost 10 µs each); a probe for a
+    feature stays the plain error that programs know."""
+    needs("SYSTEM_CALLS")
+    from sandboxed_subprocess._backends._seccomp import compile_filter
+
+    plain = verdict(compile_filter(()), number, *arguments)
+    told = verdict(compile_filter((), True), number, *arguments)
+    assert told == (NOTIFY if plain == ERRNO | errno.EPERM or number == NR["connect"] else plain)
+
+
+def test_where_writing_is_counted_space_is_not_reserved():
+    """fallocate(2) with its default, and the older requests of ioctl(2); but what gives space back is allowed."""
+    needs("SYSTEM_CALLS")
+    from sandboxed_subprocess._backends._seccomp import compile_filter
+
+    counted, plain = compile_filter((), count_writes=True), compile_filter(())
+    for mode in (0, 1, 0x10, 0x11, 0x20, 0x40):
+        assert verdict(counted, 285, 3, mode) == ERRNO | errno.EOPNOTSUPP and verdict(plain, 285, 3, mode) == ALLOW
+    for mode in (3, 8):
+        assert verdict(counted, 285, 3, mode) == ALLOW
+    for request in (0x40305828, 0x4030582A, 0x40305839):
+        assert verdict(counted, 16, 3, request) == ERRNO | errno.EOPNOTSUPP and verdict(plain, 16, 3, request) == ALLOW
