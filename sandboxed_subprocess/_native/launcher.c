@@ -217,6 +217,7 @@ static int pair[2] = {-1, -1};             /* [0] monitor, [1] init: forwarded s
 static int tmpfs_fd = -1;
 static int sigchld_ignored;
 static int maps_by_monitor;
+static int io_fd = -1;                     /* init: /proc/self/io */
 static int joined;                         /* the user and network namespaces are those of an earlier run */
 static int namespace_fd = -1;              /* init: a network namespace made here, to be handed to the caller */
 static sigset_t original_mask, everything;
@@ -668,7 +669,12 @@ static int own_identity(void)
 		if (write_file(step_path, gid_map) < 0)
 			return -1;
 	}
-	/* Not before the maps: the files above belong to root while a process is not dumpable. From here on nothing
+	/* What everybody below us has written is added up there. Where the kernel does not count there is no such file. */
+	step_path = NULL;
+	if (prctl(PR_SET_DUMPABLE, 1) < 0)
+		return -1;
+	io_fd = open("/proc/self/io", O_RDONLY | O_CLOEXEC);
+	/* Not before the maps: these files belong to root while a process is not dumpable. From here on nothing
 	 * inside can open /proc/1/mem, environ or fd, although it has the same uid. */
 	return prctl(PR_SET_DUMPABLE, 0);
 }
@@ -2599,10 +2605,11 @@ static void __attribute__((noreturn)) init_loop(void)
 		leave(125);
 	{
 		int mine[] = {signals, pair[1], caller_fd, launch_socket, tmpfs_fd < 0 ? signals : tmpfs_fd,
-			listener_fd < 0 ? signals : listener_fd};
-		only_keep(mine, 6);
+			listener_fd < 0 ? signals : listener_fd, io_fd < 0 ? signals : io_fd};
+		only_keep(mine, 7);
 	}
 	e.type = M_ENDED;
+	shared_at_first = host_shared();
 	plan_next_look(now_us());
 	for (;;) {
 		struct pollfd p[5] = {
@@ -2713,7 +2720,7 @@ static void __attribute__((noreturn)) init_loop(void)
 	e.memory = peak.memory;
 	e.processes = peak.processes;
 	e.threads = peak.threads;
-	e.written = written_by("self");
+	e.written = written_by_ended();
 	if (plan->flags & F_NETNS && !(plan->flags & F_WRAPPED) && untouched())
 		e.flags |= E_UNTOUCHED;
 	e.status = status;

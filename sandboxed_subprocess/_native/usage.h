@@ -20,6 +20,7 @@ static int quiet;                          /* looks since the tree has last done
 static size_t crowd;                       /* processes at the last look, by the quick count */
 static int64_t hurry;                      /* milliseconds until the next look, where the crowd grows; 0: no hurry */
 static uint64_t objects;                   /* bytes of memfd and System V memory, when they were last looked at */
+static uint64_t shared_at_first;           /* bytes of shared memory of the whole host, when the command began */
 static unsigned look_number;
 
 static int64_t now_us(void)
@@ -170,13 +171,14 @@ static uint64_t tmpfs_memory(void)
 	return sum;
 }
 
-/* Files without a name in memory, each once, however many have it open. */
-static uint64_t memfd_memory(void)
+/* Files without a name in memory, each once, however many have it open. There may be very many descriptors: UINT64_MAX where the
+ * time was not enough. */
+static uint64_t memfd_memory(int64_t until_us)
 {
 	enum { MOST = 4096 };
 	static uint64_t seen[MOST];
 	static char buffer[8192] __attribute__((aligned(8)));
-	size_t seen_count = 0;
+	size_t seen_count = 0, entries = 0;
 	uint64_t sum = 0;
 
 	for (size_t i = 0; i < process_count; i++) {
@@ -200,6 +202,10 @@ static uint64_t memfd_memory(void)
 
 				memcpy(&length, buffer + at + 16, sizeof length);
 				at += length;
+				if (++entries % 64 == 0 && now_us() > until_us) {
+					close(dir);
+					return UINT64_MAX;
+				}
 				if (readlinkat(dir, name, target, sizeof target) < 7 || strncmp(target, "/memfd:", 7) ||
 				    fstatat(dir, name, &st, 0) < 0)
 					continue;
@@ -240,16 +246,56 @@ static uint64_t sysv_memory(void)
 }
 
 /* Bytes on their way to a disk: pages that became dirty, and direct writes (proc(5)). Pipes, sockets and tmpfs do not count. */
-static uint64_t written_by(const char *who)
+static uint64_t host_shared(void)
+{
+	static char text[4096];
+
+	return read_text("/proc/meminfo", text, sizeof text) < 0 ? 0 : kilobytes(text, "\nShmem:");
+}
+
+/* Memory of files that are in memory only, other than tmpfs. Who has which is dear to know; that the whole host has no more than
+ * it had, is not. */
+static uint64_t other_objects(uint64_t sum, uint64_t tmpfs)
+{
+	uint64_t grown = host_shared(), found;
+	int matters;
+
+	if (grown < shared_at_first)
+		shared_at_first = grown;      /* somebody else has given some back */
+	grown = grown > shared_at_first + tmpfs ? grown - shared_at_first - tmpfs : 0;
+	matters = limits[L_MEMORY] && sum + grown > limits[L_MEMORY];
+	if (!matters && grown < 8u << 20)
+		return 0;
+	found = memfd_memory(now_us() + (matters ? 300000 : 5000));
+	if (found == UINT64_MAX)
+		return matters ? grown : 0;      /* whoever has so many descriptors open is not given the benefit of the doubt */
+	return found + sysv_memory();
+}
+
+static uint64_t write_bytes(const char *text)
+{
+	const char *at = strstr(text, "\nwrite_bytes:");
+
+	return at ? strtoull(at + 13, NULL, 10) : 0;
+}
+
+static uint64_t written_by(pid_t pid)
 {
 	char path[64], text[512];
-	const char *at;
 
-	snprintf(path, sizeof path, "/proc/%s/io", who);
-	if (read_text(path, text, sizeof text) < 0)
+	snprintf(path, sizeof path, "/proc/%d/io", (int)pid);
+	return read_text(path, text, sizeof text) < 0 ? 0 : write_bytes(text);
+}
+
+static uint64_t written_by_ended(void)
+{
+	char text[512];
+	ssize_t n = io_fd < 0 ? -1 : pread(io_fd, text, sizeof text - 1, 0);
+
+	if (n <= 0)
 		return 0;
-	at = strstr(text, "\nwrite_bytes:");
-	return at ? strtoull(at + 13, NULL, 10) : 0;
+	text[n] = 0;
+	return write_bytes(text);
 }
 
 /* How many there are, at least: without reading anything about them, so that a crowd is seen in time. */
@@ -303,7 +349,7 @@ static void ended_usage(uint64_t *cpu_us, uint64_t *written)
 	*cpu_us = 0;
 	if (getrusage(RUSAGE_CHILDREN, &u) == 0)
 		*cpu_us = (uint64_t)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) * 1000000 + (uint64_t)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
-	*written = written_by("self");
+	*written = written_by_ended();
 }
 
 /* Looks at the tree. Returns the limit that it has crossed, or L_NONE. */
@@ -326,7 +372,6 @@ static enum limit look(void)
 	for (size_t i = 0; i < process_count; i++) {
 		const struct process *p = processes + i;
 		uint64_t r, own;
-		char number[24];
 
 		if (!is_ours(p))
 			continue;
@@ -336,14 +381,13 @@ static enum limit look(void)
 		pages_of(p->pid, &r, &own);
 		resident += r;
 		private += own;
-		if (with_written) {
-			snprintf(number, sizeof number, "%d", (int)p->pid);
-			used.written += written_by(number);
-		}
+		if (with_written)
+			used.written += written_by(p->pid);
 	}
+	in_memory = tmpfs_memory();
 	if (look_number++ % OBJECTS_EVERY == 0)
-		objects = memfd_memory() + sysv_memory();
-	in_memory = objects + tmpfs_memory();
+		objects = other_objects(private + in_memory, in_memory);
+	in_memory += objects;
 	used.memory = private + in_memory;
 	if (limits[L_MEMORY] && resident + in_memory > limits[L_MEMORY])
 		used.memory = memory_beyond(limits[L_MEMORY], in_memory);
