@@ -39,6 +39,11 @@ def test_the_python_of_the_readme_runs(number, ws, tier):
     elif "output_bytes" in code:
         head, size, dropped = re.fullmatch(r"(\[.*\]) (\d+) \(\('stdout', (\d+)\),\)\n", result.stdout).groups()
         assert head == "['1', '2', '3']" and int(size) <= 100_000 and 0 < int(size) + int(dropped) - 6_888_896 <= 64
+    elif "limit_reached" in code:
+        line, peak = result.stdout.splitlines()
+        assert re.fullmatch(r"-9 memory_bytes 2\d{9}\.0", line) and int(peak) >= 2 << 30
+    elif "violations[0]" in code:
+        assert result.stdout.startswith("write /etc/x\nwritable: ") and "write=['/etc'] allows it" in result.stdout
     elif "self_test" in code or "best-effort" in code:
         assert result.stdout == ""  # they assert for themselves
     else:
