@@ -3,9 +3,9 @@
     python benchmarks/spawn.py [--rounds N] [--json FILE]
 
 Rows: workspace-write and read-only on the best backend, and bare bubblewrap with the same namespaces where it is
-installed; the import; a caller with 2 GB resident against one with 50 MB; and one spawn by step, in microseconds (with
-a launcher compiled for timing, where there is a C compiler). Ratios from one run on one machine can be compared; the
-times themselves cannot.
+installed; workspace-write with limits against without; the import; a caller with 2 GB resident against one with 50 MB;
+and one spawn by step, in microseconds (with a launcher compiled for timing, where there is a C compiler). Ratios from one
+run on one machine can be compared; the times themselves cannot.
 """
 
 from __future__ import annotations
@@ -36,16 +36,24 @@ BARS = {
     "workspace-write / plain": 3.5,
     "workspace-write / bwrap": 0.65,
     "landlock, read-only / plain": 2.0,
+    "limits / none": 1.15,
+    "limits / none, after 120 ms of rest": 1.15,
+    "limits / none, a processor for seconds": 1.01,
     "import / import subprocess, asyncio": 1.3,
     "spawn at 2 GB resident / at 50 MB": 1.1,
 }
 
 
-def interleaved(actions, rounds):
-    """Medians in seconds: one round is each action once, so that drift of the machine meets all alike."""
+def interleaved(actions, rounds, pause=0.0):
+    """Medians in seconds: one round is each action once, so that drift of the machine meets all alike.
+
+    Args:
+        pause: seconds before each, in which the kernel can come to rest: what waits for that is not seen in a tight loop.
+    """
     times = {name: [] for name in actions}
     for number in range(rounds + 5):
         for name, action in actions.items():
+            time.sleep(pause)
             begin = time.perf_counter()
             action()
             if number >= 5:
@@ -86,6 +94,28 @@ def spawn(ws, rounds):
     if shutil.which("bwrap") and subprocess.run(bwrap_command(ws), capture_output=True).returncode == 0:
         actions["bwrap"] = lambda: subprocess.run(bwrap_command(ws), cwd=ws)
     return interleaved(actions, rounds)
+
+
+def limits(ws, rounds):
+    """All limits of a preset, to none: one after the other, each after the machine was idle, and for a run that takes long."""
+    policy = sp.Policy.workspace_write(ws)
+    limited = policy.replace(limits=sp.Limits.moderate())
+    actions = {
+        "without": lambda: sp.run(["true"], cwd=ws, policy=policy),
+        "with": lambda: sp.run(["true"], cwd=ws, policy=limited),
+    }
+    busy = interleaved(actions, rounds)
+    idle = interleaved(actions, max(20, rounds // 5), pause=0.12)
+    work = ["python3", "-c", "for _ in range(60_000_000): pass"]
+    long = interleaved({
+        "without": lambda: sp.run(work, cwd=ws, policy=policy),
+        "with": lambda: sp.run(work, cwd=ws, policy=limited),
+    }, max(1, min(10, rounds // 30)))  # fmt: skip
+    return {
+        "limits / none": busy["with"] / busy["without"],
+        "limits / none, after 120 ms of rest": idle["with"] / idle["without"],
+        "limits / none, a processor for seconds": long["with"] / long["without"],
+    }
 
 
 def imports(rounds):
@@ -210,6 +240,7 @@ def main():
         ratios = {f"{name} / plain": value / medians["plain"] for name, value in medians.items() if name != "plain"}
         if "bwrap" in medians:
             ratios["workspace-write / bwrap"] = medians["workspace-write"] / medians["bwrap"]
+        ratios.update(limits(ws, args.rounds))
         ratios["import / import subprocess, asyncio"] = imports(args.rounds)
         ratios["spawn at 2 GB resident / at 50 MB"] = resident(ws, args.rounds)
         rows = steps(ws, args.rounds)
