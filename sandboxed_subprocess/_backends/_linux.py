@@ -66,6 +66,7 @@ def file_id(path: str) -> tuple[int, int]:
     return st.st_dev, st.st_ino
 
 
+_INODES = 1 << 20  # of the private tmpfs
 _PATIENCE = 10  # seconds, for a trial
 
 
@@ -260,7 +261,8 @@ class LauncherBackend:
             flags = self.flags(plan) | (self.leases if lease is not None else 0)
             text = header(
                 b"".join(body), flags, command, rendered.sources, interval, self.rights(plan),
-                f"{limit}" if limit else "25%", lease.fd if lease is not None else -1,
+                f"{limit}" if limit else "25%", min(_INODES, max(4096, limit // 4096)) if limit else _INODES,
+                lease.fd if lease is not None else -1,
             )  # fmt: skip
             send_plan(channel, text)
             return self.launch(
@@ -314,7 +316,7 @@ class LauncherBackend:
             program = apart(program, 24)
             body.append(late(program, {program, child.fileno()}))
             command = Command((b"probe",), ())
-            send_plan(channel, header(b"".join(body), flags, command, 0, None, (ll.write, 0, ll.scoped), "1m", -1))
+            send_plan(channel, header(b"".join(body), flags, command, 0, None, (ll.write, 0, ll.scoped), "1m", _INODES, -1))
             process = StdlibPopen(
                 [b"sandboxed-subprocess %d" % child.fileno()],
                 executable=self._launcher,

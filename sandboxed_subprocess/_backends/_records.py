@@ -79,13 +79,13 @@ def command_flags(plan: Plan) -> int:
 
 def header(
     body: bytes, flags: int, command: Command, sources: int, event_seconds: float | None,
-    landlock_rights: tuple[int, int, int], tmpfs_size: str, kept: int,
+    landlock_rights: tuple[int, int, int], tmpfs_size: str, tmpfs_inodes: int, kept: int,
 ) -> bytes:  # fmt: skip
     return (
         HEADER.pack(
             MAGIC, HEADER.size + len(body), os.getpid(), flags, command.uid or 0, command.gid or 0,
             _GRACE_MS, sources, kept, _milliseconds(event_seconds) if event_seconds is not None else 0,
-            *landlock_rights, tmpfs_size.encode(), b"1048576",
+            *landlock_rights, tmpfs_size.encode(), b"%d" % tmpfs_inodes,
         ) + body
     )  # fmt: skip
 

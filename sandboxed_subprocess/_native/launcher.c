@@ -1237,8 +1237,8 @@ enum { MAX_PROCESSES = 65536 };
 static struct process {
 	pid_t pid, parent, group;
 	uint32_t threads;
-	uint64_t start, ticks;
-	char marked, name[16];
+	uint64_t start, ticks, addresses;
+	char marked, state, name[16];
 } processes[MAX_PROCESSES];
 static size_t process_count;
 
@@ -1258,8 +1258,9 @@ static int read_process(pid_t pid, struct process *out)
 	memset(out, 0, sizeof *out);
 	out->pid = pid;
 	strncpy(out->name, open_ + 1, sizeof out->name - 1);
+	out->state = close_[2];
 	at = close_ + 4;      /* behind the state, which is field 3 */
-	for (int field = 4; field <= 22; field++) {
+	for (int field = 4; field <= 23; field++) {
 		uint64_t value = strtoull(at, &at, 10);
 
 		if (*at != ' ')
@@ -1274,6 +1275,8 @@ static int read_process(pid_t pid, struct process *out)
 			out->threads = (uint32_t)value;
 		else if (field == 22)
 			out->start = value;
+		else if (field == 23)
+			out->addresses = value;
 	}
 	return 0;
 }

@@ -39,15 +39,68 @@ static uint64_t kilobytes(const char *text, const char *name)
 	return at ? strtoull(at + strlen(name), NULL, 10) * 1024 : 0;
 }
 
-/* Resident pages of one process, and those of them that are private by the cheap count. */
-static void pages_of(pid_t pid, uint64_t *resident, uint64_t *private)
+/* Where a process is to be read about: its first thread, but that may have ended, and then it shows nothing of what the others
+ * have. Returns -1 if there is nobody left. */
+static int directory_of(const struct process *p, char *path, size_t room)
 {
-	char path[64], text[256], *at;
+	char buffer[4096] __attribute__((aligned(8)));
+	long n;
+	int dir, found = -1;
+
+	snprintf(path, room, "/proc/%d", (int)p->pid);
+	if (p->state != 'Z' || p->threads < 2)
+		return 0;
+	snprintf(path, room, "/proc/%d/task", (int)p->pid);
+	dir = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (dir < 0)
+		return -1;
+	while (found < 0 && (n = syscall(SYS_getdents64, dir, buffer, sizeof buffer)) > 0)
+		for (long at = 0; at < n && found < 0;) {
+			unsigned short length;
+			pid_t thread = (pid_t)strtol(buffer + at + 19, NULL, 10);
+
+			memcpy(&length, buffer + at + 16, sizeof length);
+			at += length;
+			if (thread > 0 && thread != p->pid) {
+				snprintf(path, room, "/proc/%d/task/%d", (int)p->pid, (int)thread);
+				found = 0;
+			}
+		}
+	close(dir);
+	return found;
+}
+
+static int read_of(const struct process *p, const char *name, char *text, size_t room)
+{
+	char path[128];
+
+	if (directory_of(p, path, sizeof path) < 0)
+		return -1;
+	strcat(path, name);
+	return read_text(path, text, room);
+}
+
+/* Whether it lives in its parent's memory: between vfork() and exec it shows all of that as its own. */
+static int is_guest(const struct process *p)
+{
+	const struct process *parent = find_process(p->parent);
+	long same;
+
+	if (!parent || !parent->marked || parent->addresses != p->addresses || !p->addresses)
+		return 0;
+	same = syscall(SYS_kcmp, p->pid, parent->pid, 1 /* KCMP_VM */, 0, 0);
+	/* Where that may not be asked: a parent that waits for its vfork() cannot be interrupted. */
+	return same < 0 ? parent->state == 'D' : same == 0;
+}
+
+/* Resident pages of one process, and those of them that are private by the cheap count. */
+static void pages_of(const struct process *p, uint64_t *resident, uint64_t *private)
+{
+	char text[256], *at;
 	uint64_t shared, page = (uint64_t)sysconf(_SC_PAGESIZE);
 
 	*resident = *private = 0;
-	snprintf(path, sizeof path, "/proc/%d/statm", (int)pid);
-	if (read_text(path, text, sizeof text) < 0)
+	if (read_of(p, "/statm", text, sizeof text) < 0)
 		return;
 	strtoull(text, &at, 10);
 	*resident = strtoull(at, &at, 10) * page;
@@ -56,19 +109,18 @@ static void pages_of(pid_t pid, uint64_t *resident, uint64_t *private)
 }
 
 /* The share of one process: private pages, swapped ones, and shared memory that has no name and so is in no other count. */
-static uint64_t share_of(pid_t pid)
+static uint64_t share_of(const struct process *p)
 {
 	static char text[65536];
-	char path[64];
+	char path[128];
 	uint64_t sum, resident, private;
 	size_t held = 0;
 	int fd, is_nameless = 0;
 	ssize_t n;
 
-	snprintf(path, sizeof path, "/proc/%d/smaps_rollup", (int)pid);
-	if (read_text(path, text, 4096) < 0) {
+	if (read_of(p, "/smaps_rollup", text, 4096) < 0) {
 		/* Ended, or not to be looked into: then by the count that is too high. */
-		pages_of(pid, &resident, &private);
+		pages_of(p, &resident, &private);
 		return private;
 	}
 	/* Before Linux 5.10 the pages of files are not told apart in a share; then all that is private counts in full. */
@@ -76,7 +128,9 @@ static uint64_t share_of(pid_t pid)
 	sum += kilobytes(text, "\nSwapPss:");
 	if (strstr(text, "\nPss_Shmem:") && !kilobytes(text, "\nPss_Shmem:"))
 		return sum;
-	snprintf(path, sizeof path, "/proc/%d/smaps", (int)pid);
+	if (directory_of(p, path, sizeof path) < 0)
+		return sum;
+	strcat(path, "/smaps");
 	fd = open(path, O_RDONLY | O_CLOEXEC);
 	if (fd < 0)
 		return sum;
@@ -107,12 +161,11 @@ static int is_ours(const struct process *p)
 }
 
 /* An upper bound of the same, which a page that several share raises for each of them. */
-static uint64_t bound_of(pid_t pid)
+static uint64_t bound_of(const struct process *p)
 {
-	char path[64], text[4096];
+	char text[4096];
 
-	snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
-	if (read_text(path, text, sizeof text) < 0)
+	if (read_of(p, "/status", text, sizeof text) < 0)
 		return 0;
 	return kilobytes(text, "\nRssAnon:") + kilobytes(text, "\nRssShmem:") + kilobytes(text, "\nVmSwap:");
 }
@@ -126,20 +179,23 @@ static uint64_t memory_beyond(uint64_t enough, uint64_t in_memory)
 	uint64_t sum = in_memory;
 
 	for (size_t i = 0; i < process_count; i++)
-		if (is_ours(processes + i))
-			sum += bound_of(processes[i].pid);
+		if (is_ours(processes + i) && !is_guest(processes + i))
+			sum += bound_of(processes + i);
 	if (sum <= enough)
 		return sum;
 	sum = in_memory;
 	for (size_t i = 0; i < process_count && !is_crowded(); i++)
-		if (is_ours(processes + i))
-			sum += share_of(processes[i].pid);
+		if (is_ours(processes + i) && !is_guest(processes + i))
+			sum += share_of(processes + i);
 	return sum;
 }
 
+/* An empty file takes a kilobyte as well. */
 static uint64_t statfs_used(const struct statfs *fs)
 {
-	return fs->f_type == TMPFS_MAGIC_ ? (uint64_t)(fs->f_blocks - fs->f_bfree) * (uint64_t)fs->f_bsize : 0;
+	if (fs->f_type != TMPFS_MAGIC_)
+		return 0;
+	return (uint64_t)(fs->f_blocks - fs->f_bfree) * (uint64_t)fs->f_bsize + (uint64_t)(fs->f_files - fs->f_ffree) * 1024;
 }
 
 /* What lies in the private /tmp and its kin. */
@@ -171,55 +227,89 @@ static uint64_t tmpfs_memory(void)
 	return sum;
 }
 
-/* Files without a name in memory, each once, however many have it open. There may be very many descriptors: UINT64_MAX where the
- * time was not enough. */
+/* Files without a name in memory, each once, however many have it open. */
+enum { MOST_MEMFDS = 4096 };
+static struct { uint64_t inodes[MOST_MEMFDS], sum; size_t count, entries; int64_t until_us; } memfds;
+
+/* Adds those of one table of descriptors; -1 where it cannot be read, or the time is up: there may be very many. */
+static int add_memfds(const char *path)
+{
+	static char buffer[8192] __attribute__((aligned(8)));
+	int dir = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC), result = 0;
+	long n;
+
+	if (dir < 0)
+		return errno == ENOENT || errno == ESRCH ? 0 : -1;      /* ended, or not to be looked into */
+	while (result == 0 && (n = syscall(SYS_getdents64, dir, buffer, sizeof buffer)) > 0)
+		for (long at = 0; at < n;) {
+			unsigned short length;
+			const char *name = buffer + at + 19;
+			char target[32];
+			struct stat st;
+			size_t k = 0;
+
+			memcpy(&length, buffer + at + 16, sizeof length);
+			at += length;
+			if (++memfds.entries % 64 == 0 && now_us() > memfds.until_us) {
+				result = -1;
+				break;
+			}
+			if (readlinkat(dir, name, target, sizeof target) < 7 || strncmp(target, "/memfd:", 7) || fstatat(dir, name, &st, 0) < 0)
+				continue;
+			while (k < memfds.count && memfds.inodes[k] != st.st_ino)
+				k++;
+			if (k < memfds.count)
+				continue;
+			if (memfds.count < MOST_MEMFDS)
+				memfds.inodes[memfds.count++] = st.st_ino;
+			memfds.sum += (uint64_t)st.st_blocks * 512;
+		}
+	close(dir);
+	return result;
+}
+
+/* UINT64_MAX where not everything could be looked at. */
 static uint64_t memfd_memory(int64_t until_us)
 {
-	enum { MOST = 4096 };
-	static uint64_t seen[MOST];
-	static char buffer[8192] __attribute__((aligned(8)));
-	size_t seen_count = 0, entries = 0;
-	uint64_t sum = 0;
-
+	memset(&memfds, 0, sizeof memfds);
+	memfds.until_us = until_us;
 	for (size_t i = 0; i < process_count; i++) {
-		char path[96];
+		static char buffer[8192] __attribute__((aligned(8)));
+		char path[128];
 		long n;
 		int dir;
 
 		if (!is_ours(processes + i))
 			continue;
-		snprintf(path, sizeof path, "/proc/%d/fd", (int)processes[i].pid);
+		if (processes[i].threads < 2) {
+			snprintf(path, sizeof path, "/proc/%d/fd", (int)processes[i].pid);
+			if (add_memfds(path) < 0)
+				return UINT64_MAX;
+			continue;
+		}
+		/* A thread may have a table of its own (unshare(2), CLONE_FILES). */
+		snprintf(path, sizeof path, "/proc/%d/task", (int)processes[i].pid);
 		dir = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 		if (dir < 0)
 			continue;
 		while ((n = syscall(SYS_getdents64, dir, buffer, sizeof buffer)) > 0)
 			for (long at = 0; at < n;) {
 				unsigned short length;
-				const char *name = buffer + at + 19;
-				char target[32];
-				struct stat st;
-				size_t k = 0;
+				long thread = strtol(buffer + at + 19, NULL, 10);
 
 				memcpy(&length, buffer + at + 16, sizeof length);
 				at += length;
-				if (++entries % 64 == 0 && now_us() > until_us) {
+				if (thread <= 0)
+					continue;
+				snprintf(path, sizeof path, "/proc/%d/task/%ld/fd", (int)processes[i].pid, thread);
+				if (add_memfds(path) < 0) {
 					close(dir);
 					return UINT64_MAX;
 				}
-				if (readlinkat(dir, name, target, sizeof target) < 7 || strncmp(target, "/memfd:", 7) ||
-				    fstatat(dir, name, &st, 0) < 0)
-					continue;
-				while (k < seen_count && seen[k] != st.st_ino)
-					k++;
-				if (k < seen_count)
-					continue;
-				if (seen_count < MOST)
-					seen[seen_count++] = st.st_ino;
-				sum += (uint64_t)st.st_blocks * 512;
 			}
 		close(dir);
 	}
-	return sum;
+	return memfds.sum;
 }
 
 /* The namespace's own; without one there is none, by the filter. "key shmid perms size cpid lpid nattch uid gid cuid cgid atime
@@ -268,7 +358,7 @@ static uint64_t other_objects(uint64_t sum, uint64_t tmpfs)
 		return 0;
 	found = memfd_memory(now_us() + (matters ? 300000 : 5000));
 	if (found == UINT64_MAX)
-		return matters ? grown : 0;      /* whoever has so many descriptors open is not given the benefit of the doubt */
+		return matters ? grown : 0;      /* whoever cannot be looked into is not given the benefit of the doubt */
 	return found + sysv_memory();
 }
 
@@ -378,9 +468,11 @@ static enum limit look(void)
 		used.processes++;
 		used.threads += p->threads;
 		used.cpu_us += p->ticks * tick_us;
-		pages_of(p->pid, &r, &own);
-		resident += r;
-		private += own;
+		if (!is_guest(p)) {
+			pages_of(p, &r, &own);
+			resident += r;
+			private += own;
+		}
 		if (with_written)
 			used.written += written_by(p->pid);
 	}
