@@ -218,6 +218,8 @@ class Launch:
         self._finished = False
         self._watcher: threading.Thread | None = None
         self.cwd = ""
+        self.returncode: int | None = None  # of the command; known where its end was told
+        self.audit: int | None = None  # a descriptor, which is closed with the launch
 
     def settle(self, pid: int) -> None:
         """Returns once the command runs.
@@ -306,6 +308,9 @@ class Launch:
     def abandon(self) -> None:
         """Nothing was started."""
         self._finished = True
+        if self.audit is not None:
+            os.close(self.audit)
+            self.audit = None
         self.close_child_side()
         self.close_parent_side()
 
@@ -327,6 +332,33 @@ class Launch:
             moved, violations = self._quarantine.sweep()
             self.report.quarantined += moved
             self.report.violations += violations
+        self._write_audit()
+
+    def _write_audit(self) -> None:
+        audit, self.audit = self.audit, None
+        if audit is None:
+            return
+        try:
+            if self.report.pid is not None:  # or it never ran
+                self._append(audit)
+        finally:
+            os.close(audit)
+
+    def _append(self, audit: int) -> None:
+        import json
+
+        line = {
+            "began": round(time.time() - (time.monotonic() - self._started), 3),
+            "args": [os.fsdecode(arg) for arg in self.plan.command.argv],
+            "cwd": self.cwd,
+            "returncode": self.returncode,
+            **self.report.to_dict(),
+        }
+        try:
+            # In one write, so that lines of several processes do not mix.
+            os.write(audit, (json.dumps(line) + "\n").encode("utf-8", "backslashreplace"))
+        except OSError as error:
+            self.report.notes += (f"audit_log: the line could not be written ({error.strerror})",)
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # At the end of the interpreter modules go before the last objects do; the descriptors go by themselves.

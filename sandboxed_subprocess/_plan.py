@@ -514,6 +514,12 @@ def _compile_view(policy: Policy, homes: tuple[str, ...]) -> View:
         if any(_paths.is_within(home, root) for root in roots):
             rules += [protect(f"{home}/{name}", "start-up file") for name in _paths.STARTUP_IN_HOME]
 
+    if policy.audit_log is not None:
+        log = _paths.resolve(_paths.expand_user(os.fspath(policy.audit_log))).real
+        for root in (*roots, *([tmp_source] if tmp_source else ())):
+            if _paths.is_within(log, root):
+                raise PolicyError(f"audit_log={policy.audit_log!r} lies in {root!r}, where a command could write its own story")
+
     # A root that is one of them takes its place.
     private = [area for area in private if area not in roots]
     inside = [(p, t) for p, t in links if any(_paths.is_within(p, area) for area in private)]

@@ -240,6 +240,7 @@ if TYPE_CHECKING:
         terminate_grace: float
         on_event: Callable[..., Any] | None
         event_interval: float
+        audit_log: StrPath | None
         observe: Sequence[str]
         inherit: Literal["filtered", "core", "none", "all"]
         include: Sequence[str]
@@ -277,7 +278,9 @@ class Policy(Frozen):
         terminate_grace: seconds between SIGTERM and the end of the whole tree, where `timeout=` of `run()`, or a
             cancellation, ends a run for the caller. 0: at once, as the standard library does.
         on_event: called with a `Progress` every `event_interval` seconds while a command runs, and with a `Violation` when one is
-            seen: in the event loop, or, for a synchronous call, in a thread of its own. What it raises goes to `sys.excepthook`.
+            seen: in asyncio's event loop, or else in a thread of its own. What it raises goes to `sys.excepthook`.
+        audit_log: a file, outside of what a command may write, to which each run appends a line of JSON: when it began, the
+            arguments, the working directory, how it ended, and its report.
 
     Raises:
         PolicyError: a value that cannot be, or two that contradict each other.
@@ -306,6 +309,7 @@ class Policy(Frozen):
     terminate_grace: float = 2.0
     on_event: Callable[..., Any] | None = None
     event_interval: float = 1.0
+    audit_log: StrPath | None = None
     observe: Sequence[str] = ()
     unconfined: bool = False
 
@@ -331,6 +335,8 @@ class Policy(Frozen):
             if not text.startswith(("/", "~", ".")):
                 raise PolicyError(f"tmp={text!r}: 'private', 'shared', 'none', or the path of a directory")
             put("tmp", _path(self.tmp, "tmp"))
+        if self.audit_log is not None:
+            put("audit_log", _path(self.audit_log, "audit_log"))
         put("network", self._checked_network(self.network))
         for name in _names(self.syscall_exceptions, "syscall_exceptions"):
             _choice(name, "syscall_exceptions", SYSCALL_EXCEPTIONS)

@@ -214,6 +214,17 @@ def _encode(value: Any) -> bytes:
     return data
 
 
+def _open_audit(policy: Policy) -> int | None:
+    """
+    Raises:
+        OSError: it cannot be written.
+    """
+    if policy.audit_log is None:
+        return None
+    path = _paths.expand_user(os.fspath(policy.audit_log))
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
+
+
 def _caller_cwd() -> str:
     try:
         return os.getcwd()
@@ -386,7 +397,15 @@ def prepare(args: Any, options: dict[str, Any], policy: Policy) -> tuple[Launch,
     plan = compile_plan(view, command, visible, dropped, inherits=env is None)
     report.environment_dropped = plan.dropped
     report.notes = plan.composition.notes
-    launch = backend.wrap(plan, report)
+    # Before anything runs: a run that cannot be written down does not happen.
+    audit = _open_audit(policy)
+    try:
+        launch = backend.wrap(plan, report)
+    except BaseException:
+        if audit is not None:
+            os.close(audit)
+        raise
+    launch.audit = audit
     launch.cwd = os.path.abspath(os.fsdecode(options["cwd"])) if options.get("cwd") is not None else _caller_cwd()
     options.update(
         executable=launch.executable,

@@ -199,6 +199,7 @@ class ChannelLaunch(Launch):
         if flags & _UNTOUCHED and self._lease is not None:
             self._lease.end(self._made if self._made >= 0 else self._lease.fd)
             self._lease = None
+        self.returncode = os.waitstatus_to_exitcode(status)
         rss *= 1024
         report.usage = Usage(wall, user / 1e6, system / 1e6, rss, max(rss, memory), max(1, processes), max(1, threads), written)
         if limit:

@@ -293,6 +293,46 @@ def test_a_caller_that_does_not_listen_loses_nothing_but_events(ws, policy, tier
     assert processes_with(token) == []
 
 
+# -- audit log ----------------------------------------------------------------------------------------------------------------
+
+
+def test_each_run_is_a_line_of_the_audit_log(run, policy, place, ws):
+    """Also one that was killed, but not what never ran; and a command never gets at it."""
+    log = place / "audit.jsonl"
+    logged = policy.replace(audit_log=log)
+    run(["sh", "-c", f"exit 3; {log}"], policy=logged)
+    with pytest.raises(sp.TimeoutExpired):
+        run(["sleep", "60"], policy=logged.replace(terminate_grace=0), timeout=0.5)
+    with pytest.raises(FileNotFoundError):
+        run(["no-such-program"], policy=logged)
+    run(["sh", "-c", f"echo lies >> {log}"], policy=logged)
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [line["returncode"] for line in lines] in ([3, -9, 2], [3, -15, 2]) and lines[0]["args"][:2] == ["sh", "-c"]
+    assert lines[0]["cwd"] == str(ws) and lines[1]["args"] == ["sleep", "60"] and lines[0]["ended"] == "exit"
+    assert lines[0]["usage"]["wall_seconds"] >= 0 and abs(lines[0]["began"] - time.time()) < 60
+    assert log.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_run_that_cannot_be_written_down_does_not_happen(run, policy, ws, place):
+    """And a log that a command could write is refused, by whatever name."""
+    with pytest.raises(FileNotFoundError):
+        run(["touch", "made"], policy=policy.replace(audit_log=place / "missing" / "log"))
+    (place / "link").symlink_to(ws)
+    for path in (ws / "log", place / "link" / "log"):
+        with pytest.raises(sp.PolicyError, match="its own story"):
+            run(["touch", "made"], policy=policy.replace(audit_log=path))
+    assert list(ws.iterdir()) == []
+
+
+def test_lines_of_runs_side_by_side_do_not_mix(ws, policy, place, tier):
+    import concurrent.futures
+
+    logged = policy.replace(audit_log=place / "log")
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: sp.run(["true", "x" * 20000], policy=logged, cwd=ws), range(40)))
+    assert len([json.loads(line) for line in (place / "log").read_text().splitlines()]) == 40
+
+
 # -- for people ---------------------------------------------------------------------------------------------------------------
 
 
