@@ -21,7 +21,7 @@ from . import _backends, _paths, danger
 from ._backends import PIPE
 from ._errors import SandboxError
 from ._plan import Access, Feature, compile_view
-from ._policy import Policy
+from ._policy import Limits, Policy
 from ._popen import Popen
 from ._report import Report
 
@@ -254,7 +254,8 @@ def _run(policy: Policy, canaries: _Canaries) -> tuple[str, list[Found], tuple[s
         try:
             process = Popen(
                 [sys.executable, "-I", "-c", _PROBE, json.dumps(canaries.arguments())],
-                policy=changed, cwd="/", stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True, pass_fds=[held],
+                policy=changed.replace(limits=_without_tree(changed.limits), on_event=None),
+                cwd="/", stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True, pass_fds=[held],
             )  # fmt: skip
         finally:
             os.close(held)
@@ -271,9 +272,46 @@ def _run(policy: Policy, canaries: _Canaries) -> tuple[str, list[Found], tuple[s
             status = _status(process.sandbox.pid)
             process.communicate("\n", timeout=60)
         survived = not select.select([lives], [], [], 0)[0]
-        return _judge(changed, process.sandbox, canaries, said, status, survived)
+        crossed = _cross_limits(changed, canaries.root, process.sandbox.gaps)
+        return _judge(changed, process.sandbox, canaries, said, status, survived, crossed)
     finally:
         os.close(lives)
+
+
+# For each limit of a tree a small one, and a command that crosses it; none takes a second.
+_CROSSING: dict[Feature, tuple[str, Any, str]] = {
+    Feature.LIMIT_MEMORY: ("memory_bytes", 64 << 20, "import time; x = [bytearray(1 << 20) for _ in range(256)]; time.sleep(9)"),
+    Feature.LIMIT_PROCESSES: ("processes", 8, "import os, time\nfor _ in range(6): os.fork()\ntime.sleep(9)"),
+    Feature.LIMIT_WRITTEN: (
+        "written_bytes", 1 << 20, "import time\nwith open('filler', 'wb') as f: f.write(bytes(8 << 20))\ntime.sleep(9)",
+    ),
+    Feature.LIMIT_CPU: ("cpu_seconds", 0.1, "while True: pass"),
+    Feature.LIMIT_WALL: ("wall_seconds", 0.1, "import time; time.sleep(9)"),
+}  # fmt: skip
+
+
+def _without_tree(limits: Limits) -> Limits:
+    """The attempts take their own memory, processes and time."""
+    return limits.replace(**{name: None for name, _, _ in _CROSSING.values()})
+
+
+def _cross_limits(policy: Policy, root: str, gaps: tuple[str, ...]) -> dict[Feature, list[str]]:
+    """What came of crossing each limit of the tree that is promised. The policy's own may be hours and gigabytes away."""
+    found = {}
+    for feature in compile_view(policy).features & _CROSSING.keys():
+        name, value, code = _CROSSING[feature]
+        if feature.value in gaps or (feature is Feature.LIMIT_WRITTEN and not root):
+            continue  # nothing to hold, or nothing that could be written
+        limited = policy.replace(limits=_without_tree(policy.limits).replace(**{name: value}), on_event=None)
+        process = Popen(
+            [sys.executable, "-I", "-c", code], policy=limited, cwd=root or "/", stdin=_backends.DEVNULL,
+            stdout=_backends.DEVNULL, stderr=_backends.DEVNULL,
+        )  # fmt: skip
+        with process:
+            process.wait()
+        report = process.sandbox
+        found[feature] = [] if report.limit == name else [f"with {name}={value} it ended by {report.limit or report.ended}"]
+    return found
 
 
 def _status(pid: int | None) -> dict[str, str]:
@@ -289,7 +327,8 @@ def _status(pid: int | None) -> dict[str, str]:
 
 
 def _judge(
-    policy: Policy, report: Report, canaries: _Canaries, said: dict[str, list[Any]], status: dict[str, str], survived: bool
+    policy: Policy, report: Report, canaries: _Canaries, said: dict[str, list[Any]], status: dict[str, str], survived: bool,
+    crossed: dict[Feature, list[str]],
 ) -> tuple[str, list[Found], tuple[str, ...]]:
     outside, token = canaries.outside, canaries.token
     now = os.stat(f"{outside}/canary") if os.path.exists(f"{outside}/canary") else None
@@ -348,6 +387,7 @@ def _judge(
         Feature.PROCESS_LIST: contains("processes"),
         Feature.TREE_KILL: ["a daemon lives on"] if survived else [],
     }
+    found.update(crossed)
     if status:
         found[Feature.LIMIT_FILE] = limit("Max file size", policy.limits.file_bytes)
         found[Feature.LIMIT_FILES] = limit("Max open files", policy.limits.open_files)

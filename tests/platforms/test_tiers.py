@@ -49,16 +49,17 @@ def test_everything_that_a_tier_promises_holds(tier, ws, shape):
         "workspace-write": lambda: policy_for(tier, ws),
         "read-only": lambda: sp.Policy.read_only(backend=tier, enforcement="best-effort"),
         "git": lambda: policy_for(tier, ws, git="commit"),
-        "limits": lambda: policy_for(tier, ws, file_bytes=1 << 20, open_files=100, syscall_exceptions=["ptrace"]),
+        "limits": lambda: policy_for(tier, ws, file_bytes=1 << 30, open_files=100, syscall_exceptions=["ptrace"], processes=1,
+                                     memory_bytes=1 << 30, written_bytes=1 << 30, cpu_seconds=1e6, wall_seconds=1e6),
     }[shape]()
     found = sp.self_test(policy)
     assert found.backend == tier
     assert [check for check in found.checks if check.holds is False] == [] and found.ok
     tried = {check.feature for check in found.checks if check.holds}
     promised = _plan.compile_view(policy).features & _backends.detect(tier).features
-    assert {f.name for f in promised} - tried <= {"CHOSEN_SOCKETS", "LIMIT_WALL"}
+    assert {f.name for f in promised} - tried <= {"CHOSEN_SOCKETS"} | ({"LIMIT_WRITTEN"} if shape == "read-only" else set())
     if shape == "limits":
-        assert {"LIMIT_FILE", "LIMIT_FILES"} <= tried
+        assert {f.name for f in _plan.Feature if f.name.startswith("LIMIT_")} <= tried
 
 
 @pytest.fixture
