@@ -11,17 +11,19 @@ import os
 import re
 
 from . import _paths
+from ._errors import PolicyError
 from ._plan import COMMIT, HOOKS, REPOSITORY, Access, Plan, Rule
 from ._report import Violation
 
 _READ_ONLY = r"read-only file ?system|\bEROFS\b|os error 30\b"
 _REFUSED = r"permission denied|operation not permitted|\bEACCES\b|\bEPERM\b|os error 1\b|os error 13\b"
 _TEXT = re.compile(f"(?P<mount>{_READ_ONLY})|{_REFUSED}", re.IGNORECASE)
-# In quotes of any kind (coreutils, Python, git), or bare: then it ends at a space, or at the colon before the error's text.
-_QUOTED = re.compile("'([^'\n]+)'|\"([^\"\n]+)\"|\u2018([^\u2019\n]+)\u2019|`([^'`\n]+)['`]")
-_BARE = re.compile("[^\\s'\"\u2018\u2019`():,]*/[^\\s'\"\u2018\u2019`():,]*(?::(?=[^\\s:])[^\\s'\"\u2018\u2019`():,]+)*")
+# In quotes of any kind (coreutils, Python, git), or bare: then it ends at a space or a bracket, or at the colon before the text
+# of the error. None of them takes more than one look at each character.
+_QUOTED = re.compile("'([^'\n]+)'|\"([^\"\n]+)\"|\u2018([^\u2018\u2019\n]+)\u2019|`([^'`\n]+)['`]")
+_BARE = re.compile("[^\\s'\"\u2018\u2019`(),]+")
 _MOST = 100  # lines with an error in them, and violations
-_LONGEST = 4096
+_LONGEST = 1024
 
 
 def denied_paths(text: str, plan: Plan, cwd: str) -> tuple[Violation, ...]:
@@ -38,7 +40,10 @@ def denied_paths(text: str, plan: Plan, cwd: str) -> tuple[Violation, ...]:
         end = text.find("\n", match.end())
         after = text[match.end() : min(end if end >= 0 else len(text), match.end() + _LONGEST)]
         for name in _names(text[begin : match.start()], after):
-            violation = _violation(os.path.join(cwd, name), plan, bool(match["mount"]))
+            try:
+                violation = _violation(os.path.join(cwd, name), plan, bool(match["mount"]))
+            except (PolicyError, OSError, ValueError):
+                continue  # whatever the command has made of that name
             if violation is not None:
                 found[violation.kind, violation.detail] = violation
                 break
@@ -51,7 +56,7 @@ def _names(before: str, after: str) -> list[str]:
     Of bare words only the nearest: what stands before it is the program that complains.
     """
     quoted = [next(filter(None, groups)) for part in (_QUOTED.findall(before)[::-1], _QUOTED.findall(after)) for groups in part]
-    bare = [*_BARE.findall(before)[::-1], *_BARE.findall(after)]
+    bare = [word.strip(":") for word in (*_BARE.findall(before)[::-1], *_BARE.findall(after)) if "/" in word]
     likely = [name for name in quoted if "/" in name] or bare[:1] or quoted  # the error's own text may stand in quotes
     return [name for name in likely if "\0" not in name and len(name) < _LONGEST]
 

@@ -219,7 +219,7 @@ class Launch:
         self._watcher: threading.Thread | None = None
         self.cwd = ""
         self.returncode: int | None = None  # of the command; known where its end was told
-        self.audit: int | None = None  # a descriptor, which is closed with the launch
+        self.audit: tuple[int, os.stat_result] | None = None  # a descriptor, which is closed with the launch, and of what
 
     def settle(self, pid: int) -> None:
         """Returns once the command runs.
@@ -308,9 +308,7 @@ class Launch:
     def abandon(self) -> None:
         """Nothing was started."""
         self._finished = True
-        if self.audit is not None:
-            os.close(self.audit)
-            self.audit = None
+        self._write_audit()  # which closes it, since nothing ran
         self.close_child_side()
         self.close_parent_side()
 
@@ -338,13 +336,19 @@ class Launch:
         audit, self.audit = self.audit, None
         if audit is None:
             return
+        fd, before = audit
         try:
-            if self.report.pid is not None:  # or it never ran
-                self._append(audit)
-        finally:
-            os.close(audit)
+            if not os.path.samestat(os.fstat(fd), before):
+                raise OSError(0, "its descriptor was closed")  # the number is somebody else's now, and left alone
+            try:
+                if self.report.pid is not None:  # or it never ran
+                    os.write(fd, self._line())  # one write, so that lines of several processes do not mix
+            finally:
+                os.close(fd)
+        except (OSError, ValueError, RecursionError) as error:
+            self.report.notes += (f"audit_log: the line could not be written ({error})",)
 
-    def _append(self, audit: int) -> None:
+    def _line(self) -> bytes:
         import json
 
         line = {
@@ -354,11 +358,7 @@ class Launch:
             "returncode": self.returncode,
             **self.report.to_dict(),
         }
-        try:
-            # In one write, so that lines of several processes do not mix.
-            os.write(audit, (json.dumps(line) + "\n").encode("utf-8", "backslashreplace"))
-        except OSError as error:
-            self.report.notes += (f"audit_log: the line could not be written ({error.strerror})",)
+        return (json.dumps(line) + "\n").encode("utf-8", "backslashreplace")
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # At the end of the interpreter modules go before the last objects do; the descriptors go by themselves.

@@ -10,6 +10,7 @@ import contextlib
 import contextvars
 import functools
 import os
+import stat
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -222,7 +223,12 @@ def _open_audit(policy: Policy) -> int | None:
     if policy.audit_log is None:
         return None
     path = _paths.expand_user(os.fspath(policy.audit_log))
-    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
+    fd = os.open(path, flags, 0o600)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise PolicyError(f"audit_log={policy.audit_log!r} is no ordinary file")
+    return fd
 
 
 def _caller_cwd() -> str:
@@ -405,7 +411,7 @@ def prepare(args: Any, options: dict[str, Any], policy: Policy) -> tuple[Launch,
         if audit is not None:
             os.close(audit)
         raise
-    launch.audit = audit
+    launch.audit = None if audit is None else (audit, os.fstat(audit))
     launch.cwd = os.path.abspath(os.fsdecode(options["cwd"])) if options.get("cwd") is not None else _caller_cwd()
     options.update(
         executable=launch.executable,

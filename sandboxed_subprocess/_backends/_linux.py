@@ -19,6 +19,7 @@ from .. import _native
 from .._errors import Missing, SandboxSetupError
 from .._launch import Launch
 from .._plan import Command, Composition, Feature, Plan
+from .._policy import Limits
 from .._report import Report
 from . import DEVNULL, StdlibPopen, TimeoutExpired, _descriptors
 from ._channel import ChannelLaunch, send_plan, setup_error
@@ -214,10 +215,13 @@ class LauncherBackend:
         """Which sockets the filter leaves; see `_seccomp.compile_filter`."""
         return "own"
 
-    def filter(self, exceptions: tuple[str, ...], no_network: bool, count_writes: bool = False) -> bytes:
+    def filter(self, exceptions: tuple[str, ...], no_network: bool, limits: Limits | None = None) -> bytes:
         if not self._filters:
             return b""
-        return filter_record(exceptions, self._listens, self._shut_truncate, self.sockets(no_network), count_writes)
+        limits = limits or Limits()
+        written = limits.written_bytes is not None
+        counts = written, written or limits.memory_bytes is not None
+        return filter_record(exceptions, self._listens, self._shut_truncate, self.sockets(no_network), *counts)
 
     def key(self, plan: Plan) -> tuple[object, ...]:
         """What the records of a plan depend on, besides its rules."""
@@ -250,9 +254,7 @@ class LauncherBackend:
             fds.append(number)
             body = [
                 rendered.records,
-                self.filter(
-                    tuple(policy.syscall_exceptions), policy.network == "none", policy.limits.written_bytes is not None
-                ),
+                self.filter(tuple(policy.syscall_exceptions), policy.network == "none", policy.limits),
                 command_records(command, policy.limits, self.counts(command)),
                 self.late_records(plan, program, {program, number, *command.keep_fds}, cleanup),
             ]

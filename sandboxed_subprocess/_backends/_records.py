@@ -21,8 +21,8 @@ MAGIC = b"sbxplan5"
 HEADER = struct.Struct("=8sIIIIIIIiQQQQ24s24s")
 _RECORD = struct.Struct("=IIIIQQ")
 (ARGV0, EXEC, KEEP, GROUP, RLIMIT, FILTER, SOURCE, BASE, MKDIR, FILE, LINK, TBIND, ATTACH, PROTECT,
- PROC, DEVPTS, RULE, MASK, SEAL, ALIAS, SOCKET, WRAPPER, DATA, CHECK, TIDY, OPTION, PLACE, STREAM,
- LIMIT) = range(1, 30)  # fmt: skip
+ PROC, DEVPTS, RULE, MASK, SEAL, ALIAS, SOCKET, WRAPPER, DATA, CHECK, TIDY, OPTION, PLACE,
+ LIMIT) = range(1, 29)  # fmt: skip
 # In the header.
 NETNS, _UID, _GID, _GROUPS, _SETSID, _SETPGID, LISTENER, WRAPPED, NO_VIEW, ROOT_FILES, RULESET = (1 << bit for bit in range(11))
 # In `a` of a record.
@@ -96,9 +96,10 @@ def _milliseconds(seconds: float) -> int:
 
 @functools.lru_cache(64)
 def filter_record(
-    exceptions: tuple[str, ...], notify: bool, shut_truncate: bool, sockets: str = "own", count_writes: bool = False
+    exceptions: tuple[str, ...], notify: bool, shut_truncate: bool, sockets: str = "own", count_writes: bool = False,
+    look_into: bool = False,
 ) -> bytes:
-    program = compile_filter(exceptions, notify, shut_truncate, sockets, count_writes)
+    program = compile_filter(exceptions, notify, shut_truncate, sockets, count_writes, look_into)
     return record(FILTER, 0, 0, len(program), 0, raw=program)
 
 

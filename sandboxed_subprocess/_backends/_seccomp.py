@@ -65,6 +65,7 @@ _O_CREAT, _O_TMPFILE = 0o100, 0o20000000
 _O_ACCMODE, _O_TRUNC = 3, 0o1000
 
 _FREES_SPACE = 0x02 | 0x08  # FALLOC_FL_PUNCH_HOLE, FALLOC_FL_COLLAPSE_RANGE
+_PR_SET_DUMPABLE = 4
 _RESERVE_SPACE = (0x40305828, 0x4030582A, 0x40305839)  # FS_IOC_RESVSP, FS_IOC_RESVSP64, FS_IOC_ZERO_RANGE (linux/falloc.h)
 
 _import_lock = threading.Lock()
@@ -99,7 +100,7 @@ def _pyseccomp() -> Any:
 @functools.lru_cache(64)
 def compile_filter(
     exceptions: tuple[str, ...] = (), notify: bool = False, shut_truncate: bool = False, sockets: str = "own",
-    count_writes: bool = False,
+    count_writes: bool = False, look_into: bool = False,
 ) -> bytes:  # fmt: skip
     """A BPF program: an array of struct sock_filter (linux/filter.h) in native byte order.
 
@@ -112,14 +113,14 @@ def compile_filter(
     holder refuses it, and says so. With `shut_truncate`, a file can be
     emptied only through a descriptor that is open for writing: for kernels whose Landlock does not see truncate(2). With
     `count_writes`, space is taken by writing only, since that is what the kernel counts: programs that ask for it beforehand are
-    told that this file system cannot do so (EOPNOTSUPP), and write.
+    told that this file system cannot do so (EOPNOTSUPP), and write. With `look_into`, no process can hide from init what it uses.
 
     Raises:
         Missing: libseccomp cannot be loaded, or there is nothing here that it could compile for.
     """
     scmp = _pyseccomp()
     try:
-        return _compile(scmp, exceptions, notify, shut_truncate, sockets, count_writes)
+        return _compile(scmp, exceptions, notify, shut_truncate, sockets, count_writes, look_into)
     except OSError as error:
         raise Missing(
             f"no system call filter for this kernel ({error.strerror})",
@@ -128,7 +129,8 @@ def compile_filter(
 
 
 def _compile(
-    scmp: Any, exceptions: tuple[str, ...], notify: bool, shut_truncate: bool, sockets: str, count_writes: bool
+    scmp: Any, exceptions: tuple[str, ...], notify: bool, shut_truncate: bool, sockets: str, count_writes: bool,
+    look_into: bool,
 ) -> bytes:  # fmt: skip
     f = scmp.SyscallFilter(scmp.ALLOW)
     eperm = scmp.NOTIFY if notify else scmp.ERRNO(errno.EPERM)
@@ -234,6 +236,10 @@ def _compile(
         refuse(unsupported, "fallocate", equal(1, 0, _FREES_SPACE))
         for request in _RESERVE_SPACE:
             refuse(unsupported, "ioctl", equal(1, request))
+    if look_into:
+        # Whoever may not be dumped cannot be looked into by init either, where that is no more than its user. Agents for keys
+        # ask for it, and some end if they do not get it: so it is said to be done.
+        refuse(scmp.ERRNO(0), "prctl", equal(0, _PR_SET_DUMPABLE), equal(1, 0))
 
     refuse(eperm, "personality", above(0, _LAST_PERSONALITY))
 

@@ -11,7 +11,6 @@ import sys
 
 assert sys.platform == "linux"
 
-import fcntl
 import functools
 import os
 import select
@@ -27,7 +26,7 @@ from ._channel import ChannelLaunch, missing
 from ._descriptors import MOUNTS, RULESETS, Lease, Slot, apart, holds, identity
 from ._landlock import IOCTL_DEV, READ_FILE, TRUNCATE, WRITE_FILE, landlock
 from ._linux import LauncherBackend, Rendered, launcher, refuse_nesting
-from ._records import NETNS, NO_VIEW, OPTIONAL, RULE, RULESET, STREAM, TIDY, record
+from ._records import NETNS, NO_VIEW, OPTIONAL, RULE, RULESET, TIDY, record
 
 _NODES = ("null", "zero", "full", "random", "urandom", "tty")
 
@@ -95,10 +94,11 @@ class LandlockOnly(LauncherBackend):
     def lease(self, plan: Plan, rendered: Rendered) -> Lease | None:
         """The ruleset of an earlier run, where its paths still are the files that they were: no directory that had been listed
         has changed, nothing has been mounted, and what lies elsewhere is the same."""
-        if plan.policy.tmp == "private" or _paths.UNSETTLED in rendered.key:
+        listed = self._listed.get(id(plan.composition))
+        if listed is None or plan.policy.tmp == "private" or _paths.UNSETTLED in rendered.key:
             return None
-        elsewhere = [_identity(path) for path in self._listed[id(plan.composition)].elsewhere]
-        return self._slot.lease((rendered.key, rendered.records, self.rights(plan), _streams(), self._mounts.state(), *elsewhere))
+        elsewhere = [_identity(path) for path in listed.elsewhere]
+        return self._slot.lease((rendered.key, rendered.records, self.rights(plan), self._mounts.state(), *elsewhere))
 
     def flags(self, plan: Plan) -> int:
         return super().flags(plan) & ~NETNS
@@ -114,7 +114,7 @@ class LandlockOnly(LauncherBackend):
 
     def late_records(self, plan: Plan, program: int, taken: set[int], cleanup: list[str]) -> bytes:
         if plan.policy.tmp != "private":
-            return b"".join([record(STREAM, mode, 0, device, inode) for mode, device, inode in _streams()])
+            return b""
         path = os.path.realpath(tempfile.mkdtemp(prefix="sandbox-", dir="/tmp"))
         cleanup.append(path)
         command = plan.command
@@ -222,20 +222,6 @@ def _identity(path: str) -> tuple[int, int] | None:
     except OSError:
         return None
     return st.st_dev, st.st_ino
-
-
-def _streams() -> list[tuple[int, int, int]]:
-    """(access mode, device, inode) of what this process has at 0-2 and a ruleset has rules about: "> /dev/stdout" opens it."""
-    found = []
-    for fd in range(3):
-        try:
-            st = os.fstat(fd)
-            mode = fcntl.fcntl(fd, fcntl.F_GETFL)
-        except OSError:
-            continue  # closed, as it is in the command
-        if not stat.S_ISFIFO(st.st_mode) and not stat.S_ISSOCK(st.st_mode):
-            found.append((mode & os.O_ACCMODE, st.st_dev, st.st_ino))
-    return found
 
 
 class _Mounts:

@@ -165,7 +165,7 @@ enum {
 enum kind {
 	K_ARGV0 = 1, K_EXEC, K_KEEP, K_GROUP, K_RLIMIT, K_FILTER,
 	K_SOURCE, K_BASE, K_MKDIR, K_FILE, K_LINK, K_TBIND, K_ATTACH, K_PROTECT, K_PROC, K_DEVPTS, K_RULE, K_MASK, K_SEAL, K_ALIAS, K_SOCKET,
-	K_WRAPPER, K_DATA, K_CHECK, K_TIDY, K_OPTION, K_PLACE, K_STREAM, K_LIMIT,
+	K_WRAPPER, K_DATA, K_CHECK, K_TIDY, K_OPTION, K_PLACE, K_LIMIT,
 	K_COUNT
 };
 
@@ -177,7 +177,7 @@ static const struct { unsigned char strings, raw; } shape[K_COUNT] = {
 	[K_LINK] = {2, 0}, [K_TBIND] = {2, 0}, [K_ATTACH] = {1, 0}, [K_PROTECT] = {1, 0}, [K_PROC] = {0, 0},
 	[K_DEVPTS] = {1, 0}, [K_RULE] = {1, 0}, [K_MASK] = {3, 0}, [K_SEAL] = {1, 0}, [K_ALIAS] = {2, 0}, [K_SOCKET] = {1, 0},
 	[K_WRAPPER] = {1, 1}, [K_DATA] = {0, 1}, [K_CHECK] = {1, 0}, [K_TIDY] = {1, 0}, [K_OPTION] = {1, 1}, [K_PLACE] = {1, 0},
-	[K_STREAM] = {0, 0}, [K_LIMIT] = {0, 0},
+	[K_LIMIT] = {0, 0},
 };
 struct record {
 	enum kind kind;
@@ -1728,34 +1728,30 @@ static int readonly_file(int fd)
 	return mode >= 0 && (mode & O_ACCMODE) == O_RDONLY && fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
 }
 
-/* Whether a ruleset that is used again covers what a descriptor leads to: a pipe or a socket, about which there can be no rule;
- * the null device, about which there always is one; or what the caller itself has at 0-2, and names in STREAM records. */
-static int is_common(int fd)
+/* Whether a descriptor is of something that no rule could be about, a pipe or a socket, or that every ruleset has one about: the null
+ * device. */
+static int needs_no_rule(int fd)
 {
 	struct stat st, null;
 	struct statfs fs;
-	struct record r;
-	int mode = fcntl(fd, F_GETFL);
 
-	if (mode < 0)
+	if (fcntl(fd, F_GETFL) < 0)
 		return 1;
 	if (fstat(fd, &st) < 0 || fstatfs(fd, &fs) < 0)
 		return 0;
 	if (fs.f_type == PIPEFS_MAGIC_ || fs.f_type == SOCKFS_MAGIC_)
 		return 1;
-	FOR_EACH_RECORD(r)
-		if (r.kind == K_STREAM && r.n.a == (uint32_t)(mode & O_ACCMODE) && r.n.c == st.st_dev && r.n.d == st.st_ino)
-			return 1;
 	return S_ISCHR(st.st_mode) && stat("/dev/null", &null) == 0 && null.st_dev == st.st_dev && null.st_ino == st.st_ino;
 }
 
-static int all_are_common(void)
+/* A ruleset with a rule for what this run has inherited would let the next one open it. */
+static int streams_need_no_rules(void)
 {
 	for (int fd = 0; fd < 3; fd++)
-		if (!is_common(fd))
+		if (!needs_no_rule(fd))
 			return 0;
 	for (size_t i = 0; i < keep_count; i++)
-		if (!is_common((int)keep[i]))
+		if (!needs_no_rule((int)keep[i]))
 			return 0;
 	return 1;
 }
@@ -1773,7 +1769,7 @@ static int landlock_rules(void)
 
 	if (!plan->ll_fs && !plan->ll_net && !plan->ll_scoped)
 		return 0;
-	if (plan->flags & F_RULESET && all_are_common()) {
+	if (plan->flags & F_RULESET && streams_need_no_rules()) {
 		/* Made from the same records, and the caller has seen that they mean the same files. */
 		if (plan->kept >= 0) {
 			ruleset_fd = plan->kept;
@@ -2522,6 +2518,8 @@ static void __attribute__((noreturn)) connector_loop(void)
 
 	only_keep(mine, 3);
 	prctl(PR_SET_NAME, "sandbox-connect");
+	if (be_as_usual() < 0)      /* how much it has to do is up to the command */
+		_exit(125);
 	find_granted();
 	if (keep_ptrace_only() < 0)
 		_exit(125);

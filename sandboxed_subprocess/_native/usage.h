@@ -5,8 +5,8 @@
  * parent ignores SIGCHLD, which count for as long as they live. Sources: proc(5), kernel/exit.c (wait_task_zombie).
  *
  * Memory is what would need swap: pages that no file holds, private ones by their share (a page that ten processes have since a
- * fork is one page), and the files that are in memory only: tmpfs, memfd, System V. That is dear to know exactly, so an upper bound
- * is looked at first. Address space is not memory, and neither is a file that is mapped.
+ * fork is one page), the tables of their addresses, and files that are in memory only: tmpfs, memfd, System V. That is dear to know
+ * exactly, so an upper bound is looked at first. Address space is not memory, and neither is a file that is mapped.
  */
 
 struct usage { uint64_t cpu_us, memory, written; uint32_t processes, threads; };
@@ -14,13 +14,12 @@ static struct usage used, peak;            /* at the last look; the highest of e
 
 /* A look costs a moment of a processor: no more than one part in a hundred of it may go into looking, and a limit that has been
  * crossed is to be seen within half a second. */
-enum { LOOK_MS = 20, LOOK_RARELY_MS = 100, LOOK_AT_LEAST_MS = 500, LOOK_SHARE = 100, OBJECTS_EVERY = 4 };
+enum { LOOK_MS = 20, LOOK_RARELY_MS = 100, LOOK_AT_LEAST_MS = 500, LOOK_SHARE = 100 };
 static int64_t next_look;
 static int quiet;                          /* looks since the tree has last done anything */
 static size_t crowd;                       /* processes at the last look, by the quick count */
 static int64_t not_before;                 /* milliseconds: until then no limit can be crossed, but for that of processes */
 static int64_t hurry;                      /* milliseconds until the next look, where the crowd grows; 0: no hurry */
-static uint64_t objects;                   /* bytes of memfd and System V memory, when they were last looked at */
 static uint64_t shared_at_first;           /* bytes of shared memory of the whole host, when the command began */
 static unsigned look_number;
 
@@ -94,66 +93,32 @@ static int is_guest(const struct process *p)
 	return same < 0 ? parent->state == 'D' : same == 0;
 }
 
-/* Resident pages of one process, and those of them that are private by the cheap count. */
-static void pages_of(const struct process *p, uint64_t *resident, uint64_t *private)
-{
-	char text[256], *at;
-	uint64_t shared, page = (uint64_t)sysconf(_SC_PAGESIZE);
+struct own_memory { uint64_t private, shared; };
 
-	*resident = *private = 0;
-	if (read_of(p, "/statm", text, sizeof text) < 0)
-		return;
-	strtoull(text, &at, 10);
-	*resident = strtoull(at, &at, 10) * page;
-	shared = strtoull(at, NULL, 10) * page;
-	*private = *resident > shared ? *resident - shared : 0;
+/* What is a process's own, by a cheap count: pages of no file (one that several have since a fork counts for each), swapped ones, and
+ * the tables of all its addresses; and its pages of files in memory. */
+static struct own_memory memory_of(const struct process *p)
+{
+	struct own_memory m = {0, 0};
+	char text[4096];
+
+	if (read_of(p, "/status", text, sizeof text) < 0)
+		return m;
+	m.private = kilobytes(text, "\nRssAnon:") + kilobytes(text, "\nVmSwap:") + kilobytes(text, "\nVmPTE:");
+	m.shared = kilobytes(text, "\nRssShmem:");
+	return m;
 }
 
-/* The share of one process: private pages, swapped ones, and shared memory that has no name and so is in no other count. */
+/* The same of its private pages, but each by its share: dear, since the kernel looks at all of them. */
 static uint64_t share_of(const struct process *p)
 {
-	static char text[65536];
-	char path[128];
-	uint64_t sum, resident, private;
-	size_t held = 0;
-	int fd, is_nameless = 0;
-	ssize_t n;
+	char text[4096];
 
-	if (read_of(p, "/smaps_rollup", text, 4096) < 0) {
-		/* Ended, or not to be looked into: then by the count that is too high. */
-		pages_of(p, &resident, &private);
-		return private;
-	}
+	if (read_of(p, "/smaps_rollup", text, sizeof text) < 0)
+		return memory_of(p).private;      /* ended, or not to be looked into: then by the count that is too high */
 	/* Before Linux 5.10 the pages of files are not told apart in a share; then all that is private counts in full. */
-	sum = strstr(text, "\nPss_Anon:") ? kilobytes(text, "\nPss_Anon:") : kilobytes(text, "\nAnonymous:");
-	sum += kilobytes(text, "\nSwapPss:");
-	if (strstr(text, "\nPss_Shmem:") && !kilobytes(text, "\nPss_Shmem:"))
-		return sum;
-	if (directory_of(p, path, sizeof path) < 0)
-		return sum;
-	strcat(path, "/smaps");
-	fd = open(path, O_RDONLY | O_CLOEXEC);
-	if (fd < 0)
-		return sum;
-	while ((n = read(fd, text + held, sizeof text - 1 - held)) > 0) {
-		char *line = text, *end;
-
-		held += (size_t)n;
-		text[held] = 0;
-		for (; (end = strchr(line, '\n')); line = end + 1) {
-			*end = 0;
-			if (!strncmp(line, "Pss:", 4))
-				sum += is_nameless ? strtoull(line + 4, NULL, 10) * 1024 : 0;
-			else if (strchr(line, '-') && strchr(line, '-') < line + 17)
-				is_nameless = strstr(line, " /dev/zero (deleted)") != NULL;      /* as the kernel calls it */
-		}
-		held = strlen(line);
-		if (held == sizeof text - 1)
-			held = 0;      /* no line of this file is so long */
-		memmove(text, line, held);
-	}
-	close(fd);
-	return sum;
+	return (strstr(text, "\nPss_Anon:") ? kilobytes(text, "\nPss_Anon:") : kilobytes(text, "\nAnonymous:")) +
+		kilobytes(text, "\nSwapPss:");
 }
 
 static int is_ours(const struct process *p)
@@ -161,33 +126,18 @@ static int is_ours(const struct process *p)
 	return p->marked && p->pid != connector_pid;
 }
 
-/* An upper bound of the same, which a page that several share raises for each of them. */
-static uint64_t bound_of(const struct process *p)
-{
-	char text[4096];
-
-	if (read_of(p, "/status", text, sizeof text) < 0)
-		return 0;
-	return kilobytes(text, "\nRssAnon:") + kilobytes(text, "\nRssShmem:") + kilobytes(text, "\nVmSwap:");
-}
-
 static int is_crowded(void);
 
-/* From the cheap bound to the dear sum, as far as it has to be known whether this is more than `enough`. The dear one waits for
- * whoever is forking, who waits for a processor, behind all the others: not while the number of processes crosses its limit. */
-static uint64_t memory_beyond(uint64_t enough, uint64_t in_memory)
+/* The private memory of all by shares, in so much time at most: what is left over then counts by the bound. The kernel waits for
+ * whoever is forking, who waits for a processor, behind all the others: so not while the number of processes crosses its limit. */
+static uint64_t shares(int64_t patience_us)
 {
-	uint64_t sum = in_memory;
+	const int64_t until = now_us() + patience_us;
+	uint64_t sum = 0;
 
 	for (size_t i = 0; i < process_count; i++)
 		if (is_ours(processes + i) && !is_guest(processes + i))
-			sum += bound_of(processes + i);
-	if (sum <= enough)
-		return sum;
-	sum = in_memory;
-	for (size_t i = 0; i < process_count && !is_crowded(); i++)
-		if (is_ours(processes + i) && !is_guest(processes + i))
-			sum += share_of(processes + i);
+			sum += now_us() > until || is_crowded() ? memory_of(processes + i).private : share_of(processes + i);
 	return sum;
 }
 
@@ -317,26 +267,41 @@ static uint64_t memfd_memory(int64_t until_us)
  * dtime ctime rss swap" */
 static uint64_t sysv_memory(void)
 {
-	static char text[65536];
-	char *line;
+	static char text[16384];
+	size_t held = 0;
 	uint64_t sum = 0;
+	ssize_t n;
+	int fd;
 
-	if (plan->flags & F_NO_VIEW || read_text("/proc/sysvipc/shm", text, sizeof text) < 0)
+	if (plan->flags & F_NO_VIEW)
 		return 0;
-	for (line = strchr(text, '\n'); line && line[1]; line = strchr(line + 1, '\n')) {
-		char *at = line + 1;
-		uint64_t field = 0;
+	fd = open("/proc/sysvipc/shm", O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return 0;
+	while ((n = read(fd, text + held, sizeof text - 1 - held)) > 0) {
+		char *line = text, *end;
 
-		for (int i = 1; i <= 16; i++) {
-			field = strtoull(at, &at, 10);
-			if (i >= 15)
-				sum += field;
+		held += (size_t)n;
+		text[held] = 0;
+		for (; (end = strchr(line, '\n')); line = end + 1) {
+			char *at = line;
+
+			for (int i = 1; i <= 16; i++) {
+				uint64_t field = strtoull(at, &at, 10);      /* the heading has no numbers */
+
+				if (i >= 15)
+					sum += field;
+			}
 		}
+		held = strlen(line);
+		if (held == sizeof text - 1)
+			held = 0;
+		memmove(text, line, held);
 	}
+	close(fd);
 	return sum;
 }
 
-/* Bytes on their way to a disk: pages that became dirty, and direct writes (proc(5)). Pipes, sockets and tmpfs do not count. */
 static uint64_t host_shared(void)
 {
 	static char text[4096];
@@ -345,22 +310,27 @@ static uint64_t host_shared(void)
 }
 
 /* Memory of files that are in memory only, other than tmpfs. Who has which is dear to know; that the whole host has no more than
- * it had, is not. */
-static uint64_t other_objects(uint64_t sum, uint64_t tmpfs)
+ * it had, is not. What has no name at all (shared mappings of nothing) is seen by who has its pages, as far as the host has grown.
+ *
+ * sum: what is known without that; tmpfs: of it; mapped: pages of any file in memory, each as often as it is mapped. */
+static uint64_t other_objects(uint64_t sum, uint64_t tmpfs, uint64_t mapped)
 {
-	uint64_t grown = host_shared(), found;
+	uint64_t grown = host_shared(), found = 0;
 	int matters;
 
 	if (grown < shared_at_first)
 		shared_at_first = grown;      /* somebody else has given some back */
 	grown = grown > shared_at_first + tmpfs ? grown - shared_at_first - tmpfs : 0;
 	matters = limits[L_MEMORY] && sum + grown > limits[L_MEMORY];
-	if (!matters && grown < 8u << 20)
-		return 0;
-	found = memfd_memory(now_us() + (matters ? 300000 : 5000));
-	if (found == UINT64_MAX)
-		return matters ? grown : 0;      /* whoever cannot be looked into is not given the benefit of the doubt */
-	return found + sysv_memory();
+	if (matters || grown >= 8u << 20) {
+		found = memfd_memory(now_us() + (matters ? 200000 : 5000));
+		if (found == UINT64_MAX)
+			found = matters ? grown : 0;      /* whoever cannot be looked into is not given the benefit of the doubt */
+		else
+			found += sysv_memory();
+	}
+	grown = grown > found ? grown - found : 0;
+	return found + (grown < mapped ? grown : mapped);
 }
 
 static uint64_t write_bytes(const char *text)
@@ -472,7 +442,8 @@ static enum limit look(void)
 {
 	const uint64_t tick_us = 10000;      /* USER_HZ is 100 on every architecture that we have */
 	const struct usage before = used;
-	uint64_t resident = 0, private = 0, in_memory;
+	static int too_much_cpu;
+	uint64_t private = 0, mapped = 0, tmpfs, objects;
 	int with_written = limits[L_WRITTEN] || plan->event_ms;
 
 	if (is_crowded()) {
@@ -488,7 +459,6 @@ static enum limit look(void)
 	find_tree();
 	for (size_t i = 0; i < process_count; i++) {
 		const struct process *p = processes + i;
-		uint64_t r, own;
 
 		if (!is_ours(p))
 			continue;
@@ -496,22 +466,23 @@ static enum limit look(void)
 		used.threads += p->threads;
 		used.cpu_us += p->ticks * tick_us;
 		if (!is_guest(p)) {
-			pages_of(p, &r, &own);
-			resident += r;
-			private += own;
+			const struct own_memory m = memory_of(p);
+
+			private += m.private;
+			mapped += m.shared;
 		}
 		if (with_written)
 			used.written += written_by(p->pid);
 	}
-	in_memory = tmpfs_memory();
-	if (look_number++ % OBJECTS_EVERY == 0)
-		objects = other_objects(private + in_memory, in_memory);
-	in_memory += objects;
-	used.memory = private + in_memory;
-	if (limits[L_MEMORY] && resident + in_memory > limits[L_MEMORY])
-		used.memory = memory_beyond(limits[L_MEMORY], in_memory);
+	look_number++;
+	tmpfs = tmpfs_memory();
+	objects = other_objects(private + tmpfs, tmpfs, mapped);
+	used.memory = private + tmpfs + objects;
+	/* Ten children of one big process are not ten big processes. */
+	if (used.processes > 1 && limits[L_MEMORY] && used.memory > limits[L_MEMORY])
+		used.memory = shares(100000) + tmpfs + objects;
 	else if (used.processes > 1 && used.processes == before.processes && used.memory > peak.memory + (64u << 20))
-		used.memory = memory_beyond(0, in_memory);      /* ten children of one big process are not ten big processes */
+		used.memory = shares(20000) + tmpfs + objects;
 	if (is_crowded()) {
 		raise_peaks();
 		return L_PROCESSES;
@@ -528,9 +499,9 @@ static enum limit look(void)
 	if (limits[L_WRITTEN] && used.written > limits[L_WRITTEN])
 		return L_WRITTEN;
 	/* A moment later than the kernel's own limit for one process, whose signal a program may want to see. */
-	if (limits[L_CPU] && used.cpu_us > limits[L_CPU] + 200000)
-		return L_CPU;
-	return L_NONE;
+	too_much_cpu = limits[L_CPU] && used.cpu_us > limits[L_CPU] + 200000 ? too_much_cpu + 1 : 0;
+	/* Seen twice: a child that ends between the look at it and the look at its parent counts double in one. */
+	return too_much_cpu > 1 ? L_CPU : L_NONE;
 }
 
 static uint64_t value_of(enum limit which)
@@ -571,7 +542,9 @@ static void plan_next_look(int64_t began_us)
 		wait = (int64_t)plan->event_ms > LOOK_MS ? (int64_t)plan->event_ms : LOOK_MS;
 	if (hurry)
 		wait = hurry;
-	else if (cost * LOOK_SHARE / 1000 > wait)
-		wait = cost * LOOK_SHARE / 1000 > LOOK_AT_LEAST_MS ? LOOK_AT_LEAST_MS : cost * LOOK_SHARE / 1000;
+	else if (cost * LOOK_SHARE / 1000 > wait) {
+		most = cost / 100 > LOOK_AT_LEAST_MS ? cost / 100 : LOOK_AT_LEAST_MS;      /* and never more than a tenth */
+		wait = cost * LOOK_SHARE / 1000 > most ? most : cost * LOOK_SHARE / 1000;
+	}
 	next_look = now_ms() + wait;
 }

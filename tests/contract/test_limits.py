@@ -59,6 +59,19 @@ OWN_TABLE = (
     "    time.sleep(20)\n"
     "threading.Thread(target=hog).start()"
 )
+TABLES = (
+    "import mmap, time\nm = [mmap.mmap(-1, 1 << 38, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000, prot=mmap.PROT_READ) for _ in range(4)]\n"
+    "for x in m:\n    for i in range(0, 1 << 38, 1 << 21):\n        x[i]\n"
+    "time.sleep(20)"
+)
+CLOSED_MEMFDS = (
+    "import mmap, os, time\nkept = []\n"
+    "for _ in range(30):\n"
+    "    fd = os.memfd_create('x'); os.ftruncate(fd, 100 << 20); m = mmap.mmap(fd, 100 << 20); os.close(fd); kept.append(m)\n"
+    "    for i in range(0, 100 << 20, 4096): m[i] = 1\n"
+    "time.sleep(20)"
+)
+MANY_SEGMENTS = SYSV.replace("for _ in range(30)", "[libc.shmget(0, ctypes.c_size_t(4096), 0o1600) for _ in range(60)]\nfor _ in range(30)")
 UNDUMPABLE = "import ctypes; ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)\n"
 # And of processors and disks.
 BURNER = "while True:\n    pass"
@@ -79,6 +92,10 @@ CROSSED = {
     "descriptors of one thread": (OWN_TABLE, {"memory_bytes": 200 * MB}, "memory_bytes"),
     "heap, not to be looked into": (UNDUMPABLE + HEAP, {"memory_bytes": 200 * MB}, "memory_bytes"),
     "memfd, not to be looked into": (UNDUMPABLE + MEMFD, {"memory_bytes": 200 * MB}, "memory_bytes"),
+    "tables of addresses": (TABLES, {"memory_bytes": 200 * MB}, "memory_bytes"),
+    "memfds that are closed": (CLOSED_MEMFDS, {"memory_bytes": 200 * MB}, "memory_bytes"),
+    "sysv after many": (MANY_SEGMENTS, {"memory_bytes": 200 * MB}, "memory_bytes"),
+    "filler, not to be looked into": (UNDUMPABLE + FILLER, {"written_bytes": 100 * MB}, "written_bytes"),
     "children": (CHILDREN, {"memory_bytes": 200 * MB}, "memory_bytes"),
     "tmp": (TMPFS.format("/tmp/filler-of-tmpfs"), {"memory_bytes": 200 * MB}, "memory_bytes"),
     "shm": (TMPFS.format("/dev/shm/filler-of-tmpfs"), {"memory_bytes": 200 * MB}, "memory_bytes"),
@@ -90,7 +107,7 @@ CROSSED = {
     "wall": ("import time; time.sleep(20)", {"wall_seconds": 0.3}, "wall_seconds"),
 }
 # Where there is no private /tmp, /dev/shm or System V memory, there is nothing to fill.
-_OF_A_VIEW = {"tmp", "shm", "sysv"}
+_OF_A_VIEW = {"tmp", "shm", "sysv", "sysv after many"}
 
 
 @pytest.mark.parametrize("what", CROSSED)
@@ -115,6 +132,8 @@ FINE = {
     "pages that children share": ("import os, time\nx = bytearray(120 << 20)\nfor i in range(0, len(x), 4096): x[i] = 1\np = [os.fork() for _ in range(2)]\ntime.sleep(.3)", {"memory_bytes": 200 * MB}),
     "a mapping that children share": ("import mmap, os, time\nm = mmap.mmap(-1, 120 << 20)\np = [os.fork() for _ in range(2)]\nfor i in range(0, len(m), 4096): m[i] = 1\ntime.sleep(.3)", {"memory_bytes": 200 * MB}),
     "a file that is mapped": ("import mmap, os, time\nwith open('big', 'w+b') as f:\n    f.truncate(1 << 30)\n    m = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)\nsum(m[i] for i in range(0, len(m), 4096))\ntime.sleep(.3)", {"memory_bytes": 200 * MB}),
+    "one file in memory that all have mapped": ("import mmap, os, time\nfd = os.memfd_create('x'); os.ftruncate(fd, 100 << 20)\nm = [mmap.mmap(fd, 100 << 20) for _ in range(5)]\nfor x in m:\n    for i in range(0, 100 << 20, 4096): x[i] = 1\np = [os.fork() for _ in range(2)]\nfor i in range(0, 100 << 20, 4096): m[0][i]\ntime.sleep(.3)", {"memory_bytes": 200 * MB}),
+    "not to be looked into, and quiet": (UNDUMPABLE + "import time; time.sleep(.5)", {"memory_bytes": 200 * MB, "written_bytes": MB}),
     "addresses": ("import mmap, time\nm = mmap.mmap(-1, 8 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\ntime.sleep(.1)", {"memory_bytes": 200 * MB}),
     "a child that has not executed yet": ("import os, time\nx = b'x' * (180 << 20)\nos.mkfifo('fifo')\nif os.fork() == 0:\n    time.sleep(.5); os.close(os.open('fifo', os.O_WRONLY)); os._exit(0)\nos.posix_spawn('/bin/true', ['true'], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0, 'fifo', os.O_RDONLY, 0)])\nos.wait(), os.wait()", {"memory_bytes": 200 * MB}),
     "a pipe": ("import os\nr, w = os.pipe()\nfor _ in range(3000):\n    os.write(w, bytes(1 << 16)); os.read(r, 1 << 16)", {"written_bytes": 10 * MB}),

@@ -222,6 +222,32 @@ def test_lines_of_many_programs(ws, outside):
     assert len(_evidence.denied_paths("".join(f"{path}{n}: Read-only file system\n" for n in range(300)), plan, str(ws))) == 100
 
 
+@pytest.mark.parametrize(
+    "script",
+    [
+        "ln -s lp lp; echo \"cat: $PWD/lp/x: Permission denied\" >&2",
+        "echo \"cat: '/$(printf %0300d 1)/x': Read-only file system\" >&2",
+        "printf '\\355\\240\\200/x: Permission denied\\n' >&2",
+        "printf 'cat: /\\0/x: Permission denied\\n' >&2",
+    ],
+)
+def test_whatever_a_command_writes_run_returns(run, script):
+    """A link to itself, a name that is too long, half a character: each raised, and took the result with it."""
+    for options in ({"errors": "replace"}, {"errors": "surrogatepass"}, {"text": False}):
+        assert run(script, shell=True, **options).returncode == 0
+
+
+def test_long_lines_of_one_character_take_no_time(ws):
+    """A hundred of them kept the caller busy for twenty seconds."""
+    policy = sp.Policy.workspace_write(ws)
+    plan = _plan.compile_plan(_plan.compile_view(policy), _plan.Command((b"x",), ()), {}, (), inherits=True)
+    begin = time.process_time()
+    for character in "a'\"`\u2018/:":
+        text = (character * 4096 + " permission denied " + character * 4096 + "\n") * 100
+        _evidence.denied_paths(text, plan, str(ws))
+    assert time.process_time() - begin < 20  # it takes half a second
+
+
 def test_violations_survive_json(run, outside):
     report = run(["touch", outside / "x"]).sandbox
     data = json.loads(report.to_json())
@@ -322,6 +348,26 @@ def test_a_run_that_cannot_be_written_down_does_not_happen(run, policy, ws, plac
         with pytest.raises(sp.PolicyError, match="its own story"):
             run(["touch", "made"], policy=policy.replace(audit_log=path))
     assert list(ws.iterdir()) == []
+
+
+def test_a_log_that_is_no_file_is_refused_and_a_closed_one_is_told(policy, place, ws, tier):
+    """A FIFO without a reader would have been waited for, for ever; and a number that is somebody else's now is left alone."""
+    os.mkfifo(place / "fifo")
+    for path in (place / "fifo", "/dev/null"):
+        with pytest.raises((sp.PolicyError, OSError)):
+            sp.run(["true"], policy=policy.replace(audit_log=path), cwd=ws)
+    process = sp.Popen(["sleep", "0.3"], policy=policy.replace(audit_log=place / "log"), cwd=ws)
+    fd, _ = process._launch.audit
+    (place / "other").write_text("")
+    other = os.open(place / "other", os.O_RDWR)
+    os.dup2(other, fd)
+    try:
+        assert process.wait() == 0
+        assert any("audit_log" in note for note in process.sandbox.notes)
+        assert (place / "other").read_text() == "" and os.fstat(fd)
+    finally:
+        os.close(fd)
+        os.close(other)
 
 
 def test_lines_of_runs_side_by_side_do_not_mix(ws, policy, place, tier):
