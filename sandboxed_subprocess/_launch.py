@@ -218,6 +218,7 @@ class Launch:
         self._finished = False
         self._watcher: threading.Thread | None = None
         self.cwd = ""
+        self.ran = False  # the command was executed
         self.returncode: int | None = None  # of the command; known where its end was told
         self.audit: tuple[int, os.stat_result] | None = None  # a descriptor, which is closed with the launch, and of what
 
@@ -341,7 +342,7 @@ class Launch:
             if not os.path.samestat(os.fstat(fd), before):
                 raise OSError(0, "its descriptor was closed")  # the number is somebody else's now, and left alone
             try:
-                if self.report.pid is not None:  # or it never ran
+                if self.ran:
                     os.write(fd, self._line())  # one write, so that lines of several processes do not mix
             finally:
                 os.close(fd)

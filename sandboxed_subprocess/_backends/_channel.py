@@ -139,6 +139,7 @@ class ChannelLaunch(Launch):
                     self._lease.end(self._made if self._made >= 0 else self._lease.fd)
                     self._lease = None
                 self.report.pid = pid
+                self.ran = True
                 return
         finally:
             for fd in fds:

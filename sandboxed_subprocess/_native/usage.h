@@ -14,7 +14,7 @@ static struct usage used, peak;            /* at the last look; the highest of e
 
 /* A look costs a moment of a processor: no more than one part in a hundred of it may go into looking, and a limit that has been
  * crossed is to be seen within half a second. */
-enum { LOOK_MS = 20, LOOK_RARELY_MS = 100, LOOK_AT_LEAST_MS = 500, LOOK_SHARE = 100 };
+enum { LOOK_OFTEN_MS = 5, LOOK_MS = 20, LOOK_RARELY_MS = 100, LOOK_AT_LEAST_MS = 500, LOOK_SHARE = 100 };
 static int64_t next_look;
 static int quiet;                          /* looks since the tree has last done anything */
 static size_t crowd;                       /* processes at the last look, by the quick count */
@@ -526,11 +526,17 @@ static uint64_t value_of(enum limit which)
  * keep the host busy. */
 static void plan_next_look(int64_t began_us)
 {
-	int64_t cost = now_us() - began_us, wait = LOOK_RARELY_MS, most = 20 * LOOK_RARELY_MS;
+	int64_t cost = now_us() - began_us, wait = LOOK_RARELY_MS, most = 20 * LOOK_RARELY_MS, least;
 
 	for (int i = L_MEMORY; i < L_COUNT; i++)
 		if (limits[i]) {
-			wait = limits[L_PROCESSES] || soonest() < LOOK_MS ? LOOK_MS : soonest();
+			wait = soonest();
+			if (limits[L_PROCESSES] && wait > LOOK_MS)
+				wait = LOOK_MS;
+			/* Few hundred threads are made in no time. */
+			least = limits[L_THREADS] && limits[L_THREADS] < 1000 ? LOOK_OFTEN_MS : LOOK_MS;
+			if (wait < least)
+				wait = least;
 			most = LOOK_RARELY_MS;
 		}
 	if (limits[L_PROCESSES] && look_number < 4)
