@@ -2633,7 +2633,7 @@ static void __attribute__((noreturn)) init_loop(void)
 		if (command_done && (state & 2 || (deadline - now_ms()) <= 0))
 			break;
 		began = now_us();
-		if (began / 1000 >= next_look) {
+		if (began / 1000 >= next_look || began / 1000 >= next_event) {
 			crossed = look();
 			plan_next_look(began);
 		}
