@@ -76,6 +76,8 @@ class Report(Fields):
             sandbox itself was killed from outside).
         limit: the field of `Limits` that ended the run.
         limit_reached: what the tree had come to when it was ended: bytes, seconds, a number; None where the kernel did it.
+        violations: what was refused, as far as it was seen.
+        violations_complete: whether nothing can be missing from them. It is False: paths are known by what a command writes.
         gaps: names of what the policy asks for and this run did not have.
         environment_dropped: names of variables that the command did not get to see. Never values.
         quarantined: (path, new path) of what was planted where the host would trust it, and was made inert.
