@@ -309,6 +309,70 @@ static uint64_t host_shared(void)
 	return read_text("/proc/meminfo", text, sizeof text) < 0 ? 0 : kilobytes(text, "\nShmem:");
 }
 
+/* By its share: what one process has mapped of memory without a name, and of memfds that nobody has open any more. */
+static uint64_t nameless_of(const struct process *p, int64_t until_us)
+{
+	static char text[65536];
+	char path[128];
+	uint64_t sum = 0;
+	size_t held = 0;
+	int fd, counts = 0;
+	ssize_t n;
+
+	if (directory_of(p, path, sizeof path) < 0)
+		return 0;
+	strcat(path, "/smaps");
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return errno == EACCES ? UINT64_MAX / 2 : 0;      /* not to be looked into: all that there may be is its */
+	while (now_us() < until_us && (n = read(fd, text + held, sizeof text - 1 - held)) > 0) {
+		char *line = text, *end;
+
+		held += (size_t)n;
+		text[held] = 0;
+		for (; (end = strchr(line, '\n')); line = end + 1) {
+			char *dash = strchr(line, '-'), *at = line;
+
+			*end = 0;
+			if (!strncmp(line, "Pss:", 4)) {
+				sum += counts ? strtoull(line + 4, NULL, 10) * 1024 : 0;
+			} else if (dash && dash < line + 17) {      /* "addresses rights offset device inode name" */
+				uint64_t inode;
+				size_t k = 0;
+
+				for (int field = 1; field < 5 && at; field++)
+					at = strchr(at + 1, ' ');
+				inode = at ? strtoull(at, &at, 10) : 0;
+				while (at && *at == ' ')
+					at++;
+				while (k < memfds.count && memfds.inodes[k] != inode)
+					k++;
+				counts = at && (!strcmp(at, "/dev/zero (deleted)") || (!strncmp(at, "/memfd:", 7) && k == memfds.count));
+			}
+		}
+		held = strlen(line);
+		if (held == sizeof text - 1)
+			held = 0;      /* no line of this file is so long */
+		memmove(text, line, held);
+	}
+	close(fd);
+	return sum;
+}
+
+/* most: what it comes to where the time is not enough. */
+static uint64_t nameless_memory(int64_t until_us, uint64_t most)
+{
+	uint64_t sum = 0;
+
+	for (size_t i = 0; i < process_count && sum < most; i++) {
+		if (now_us() > until_us || is_crowded())
+			return most;
+		if (is_ours(processes + i) && !is_guest(processes + i))
+			sum += nameless_of(processes + i, until_us);
+	}
+	return sum < most ? sum : most;
+}
+
 /* Memory of files that are in memory only, other than tmpfs. Who has which is dear to know; that the whole host has no more than
  * it had, is not. What has no name at all (shared mappings of nothing) is seen by who has its pages, as far as the host has grown.
  *
@@ -330,7 +394,12 @@ static uint64_t other_objects(uint64_t sum, uint64_t tmpfs, uint64_t mapped)
 			found += sysv_memory();
 	}
 	grown = grown > found ? grown - found : 0;
-	return found + (grown < mapped ? grown : mapped);
+	if (grown > mapped)
+		grown = mapped;
+	/* Strangers may have made the host's grow, and several of us have one and the same file mapped. */
+	if (limits[L_MEMORY] && sum + found + grown > limits[L_MEMORY])
+		grown = nameless_memory(now_us() + 200000, grown);
+	return found + grown;
 }
 
 static uint64_t write_bytes(const char *text)

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 
 import pytest
 from conftest import TIER, processes_with
@@ -154,6 +155,30 @@ def test_what_stays_below_a_limit_is_not_ended(run, policy, what):
     code, limits = FINE[what]
     result = run([PY, "-c", code], policy=policy.with_limits(**limits))
     assert (result.returncode, result.sandbox.ended, result.sandbox.limit) == (0, "exit", None), result.stderr
+
+
+def test_memory_of_strangers_is_not_ours(run, policy):
+    """How much shared memory the host has tells whether it is worth looking; who has it is another question."""
+    fd = os.memfd_create("stranger")
+    code, limits = FINE["one file in memory that all have mapped"]
+    stop = threading.Event()
+
+    def grow():
+        while not stop.is_set():
+            for _ in range(60):
+                os.write(fd, bytes(10 * MB))
+            os.ftruncate(fd, 0)
+            os.lseek(fd, 0, os.SEEK_SET)
+
+    thread = threading.Thread(target=grow)
+    thread.start()
+    try:
+        for _ in range(3):
+            assert run([PY, "-c", code], policy=policy.with_limits(**limits)).sandbox.limit is None
+    finally:
+        stop.set()
+        thread.join()
+        os.close(fd)
 
 
 @pytest.mark.parametrize("program", ["node", "java"])
