@@ -401,6 +401,10 @@ class Policy(Frozen):
         for path in self.exceptions:
             if path in self.deny_read:
                 raise PolicyError(f"{path!r} is in exceptions= and in deny_read=: it cannot be both")
+        if self.unconfined:
+            limits = [name for name in Limits.names() if name != "output_bytes" and getattr(self.limits, name) is not None]
+            for name in (*limits, *[n for n in ("on_event", "audit_log") if getattr(self, n) is not None]):
+                raise PolicyError(f"danger_full_access: without a sandbox there is nobody to see to {name}=")
         if self.upgrade_to is not None and not isinstance(self.upgrade_to, Policy):
             raise PolicyError(f"upgrade_to={self.upgrade_to!r} is not a Policy")
 

@@ -202,6 +202,8 @@ class ChannelLaunch(Launch):
             self._lease = None
         self.returncode = os.waitstatus_to_exitcode(status)
         rss *= 1024
+        if flags & _UNSEEN:
+            report.notes += ("the command killed who answers for refused system calls: later ones are not among the violations",)
         report.usage = Usage(wall, user / 1e6, system / 1e6, rss, max(rss, memory), max(1, processes), max(1, threads), written)
         if limit:
             report.ended, report.limit = "limit", TREE_LIMITS[limit]

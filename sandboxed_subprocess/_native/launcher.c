@@ -674,6 +674,10 @@ static int own_identity(void)
 	if (prctl(PR_SET_DUMPABLE, 1) < 0)
 		return -1;
 	io_fd = open("/proc/self/io", O_RDONLY | O_CLOEXEC);
+	step_path = "/proc/self/io";
+	if (io_fd < 0 && limits[L_WRITTEN])
+		return -1;      /* a limit that nobody could see being crossed */
+	step_path = NULL;
 	/* Not before the maps: these files belong to root while a process is not dumpable. From here on nothing
 	 * inside can open /proc/1/mem, environ or fd, although it has the same uid. */
 	return prctl(PR_SET_DUMPABLE, 0);
@@ -2635,6 +2639,8 @@ static void __attribute__((noreturn)) init_loop(void)
 		began = now_us();
 		if (began / 1000 >= next_look || began / 1000 >= next_event) {
 			crossed = look();
+			if (is_blind())
+				leave(125);      /* what cannot be looked at is not let go on as if it were within its limits */
 			plan_next_look(began);
 		}
 		if (began / 1000 >= wall_end)

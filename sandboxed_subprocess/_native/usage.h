@@ -302,11 +302,13 @@ static uint64_t sysv_memory(void)
 	return sum;
 }
 
+/* More than there can be where it cannot be read: then everybody is looked at. */
+#define UNKNOWN_SHARED (1ull << 60)
 static uint64_t host_shared(void)
 {
 	static char text[4096];
 
-	return read_text("/proc/meminfo", text, sizeof text) < 0 ? 0 : kilobytes(text, "\nShmem:");
+	return read_text("/proc/meminfo", text, sizeof text) < 0 ? UNKNOWN_SHARED : kilobytes(text, "\nShmem:");
 }
 
 /* By its share: what one process has mapped of memory without a name, and of memfds that nobody has open any more. */
@@ -384,6 +386,8 @@ static uint64_t other_objects(uint64_t sum, uint64_t tmpfs, uint64_t mapped)
 
 	if (grown < shared_at_first)
 		shared_at_first = grown;      /* somebody else has given some back */
+	if (grown == UNKNOWN_SHARED)
+		shared_at_first = 0;
 	grown = grown > shared_at_first + tmpfs ? grown - shared_at_first - tmpfs : 0;
 	matters = limits[L_MEMORY] && sum + grown > limits[L_MEMORY];
 	if (matters || grown >= 8u << 20) {
@@ -571,6 +575,16 @@ static enum limit look(void)
 	too_much_cpu = limits[L_CPU] && used.cpu_us > limits[L_CPU] + 200000 ? too_much_cpu + 1 : 0;
 	/* Seen twice: a child that ends between the look at it and the look at its parent counts double in one. */
 	return too_much_cpu > 1 ? L_CPU : L_NONE;
+}
+
+/* The last look has found nobody, not even the command, which is there until it is reaped: no descriptor is left, or no memory. */
+static int is_blind(void)
+{
+	int limited = 0;
+
+	for (int i = L_MEMORY; i < L_COUNT; i++)
+		limited |= limits[i] != 0;
+	return limited && !used.processes && command_pid;
 }
 
 static uint64_t value_of(enum limit which)

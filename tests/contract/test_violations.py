@@ -110,6 +110,7 @@ def test_a_refused_call_stays_refused_when_nobody_answers_any_more(run, ws):
     )
     result = run([PY, "-c", code])
     assert result.stdout == "-1 False\n", result.stderr
+    assert any("later ones are not among the violations" in note for note in result.sandbox.notes)
 
 
 def test_without_a_listener_refusals_are_not_said_to_be_all(run):

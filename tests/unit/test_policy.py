@@ -144,6 +144,9 @@ def test_what_cannot_be_is_refused_when_the_policy_is_built(fields, words):
     [
         (lambda: sp.Limits(memory_bytes=512), "kilobytes"),
         (lambda: sp.Limits(processes=0), "positive"),
+        (lambda: sp.Policy.danger_full_access(memory_bytes=1 << 30), "nobody to see to memory_bytes"),
+        (lambda: sp.Policy.danger_full_access(audit_log="/log"), "nobody to see to audit_log"),
+        (lambda: sp.Policy.danger_full_access(on_event=print), "nobody to see to on_event"),
         (lambda: sp.Limits(processes=1.5), "whole number"),
         (lambda: sp.Limits(wall_seconds="1"), "not a number"),
         (lambda: sp.Limits(open_files=2), "standard streams"),
