@@ -381,6 +381,7 @@ static uint64_t nameless_memory(int64_t until_us, uint64_t most)
  * sum: what is known without that; tmpfs: of it; mapped: pages of any file in memory, each as often as it is mapped. */
 static uint64_t other_objects(uint64_t sum, uint64_t tmpfs, uint64_t mapped)
 {
+	static unsigned unseen;
 	uint64_t grown = host_shared(), found = 0;
 	int matters;
 
@@ -392,8 +393,10 @@ static uint64_t other_objects(uint64_t sum, uint64_t tmpfs, uint64_t mapped)
 	matters = limits[L_MEMORY] && sum + grown > limits[L_MEMORY];
 	if (matters || grown >= 8u << 20) {
 		found = memfd_memory(now_us() + (matters ? 200000 : 5000));
-		if (found == UINT64_MAX)
-			found = matters ? grown : 0;      /* whoever cannot be looked into is not given the benefit of the doubt */
+		/* Whoever cannot be looked into is not given the benefit of the doubt; but a process can be so for a moment. */
+		unseen = found == UINT64_MAX ? unseen + 1 : 0;
+		if (unseen)
+			found = matters && unseen > 1 ? grown : 0;
 		else
 			found += sysv_memory();
 	}
