@@ -203,7 +203,7 @@ class ChannelLaunch(Launch):
         self.returncode = os.waitstatus_to_exitcode(status)
         rss *= 1024
         if flags & _UNSEEN:
-            report.notes += ("the command killed who answers for refused system calls: later ones are not among the violations",)
+            report.notes += ("who answers for refused system calls was killed: later ones are not among the violations",)
         report.usage = Usage(wall, user / 1e6, system / 1e6, rss, max(rss, memory), max(1, processes), max(1, threads), written)
         if limit:
             report.ended, report.limit = "limit", TREE_LIMITS[limit]

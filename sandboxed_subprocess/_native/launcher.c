@@ -2033,7 +2033,7 @@ static void only_keep(int *fds, size_t n)
 
 /* Names of what is still alive, for the report. Reads /proc with raw getdents: opendir() allocates. */
 static pid_t connector_pid;
-static int connector_ended;                /* killed, by the command; what it is refused from then on is not seen */
+static int connector_ended;                /* too soon: killed, say; what the command is refused from then on is not seen */
 
 #include "usage.h"
 
@@ -2109,7 +2109,7 @@ static int reap(int *status)
 			result |= 1;
 		} else if (pid == connector_pid) {
 			connector_pid = 0;
-			connector_ended = 1;
+			connector_ended = !(WIFEXITED(st) && WEXITSTATUS(st) == 0);      /* 0: there was nobody left who could call */
 		}
 	}
 	/* Every process in the namespace has a chain of parents that ends here, so "no children" means "empty". */
@@ -2549,8 +2549,10 @@ static void start_connector(void)
 	/* Without a holder of the listener every connect() fails (ENOSYS): the same if the fork has failed. */
 	close(listener_fd);
 	listener_fd = -1;
-	if (connector_pid < 0)
+	if (connector_pid < 0) {
 		connector_pid = 0;
+		connector_ended = 1;
+	}
 }
 
 /* Nobody is left inside. Whether the network namespace is as it was made, so that the next run cannot tell it from a new
@@ -3118,14 +3120,14 @@ static void __attribute__((noreturn)) monitor_loop(pid_t init)
 	for (;;) {
 		siginfo_t info;
 		int32_t request[2];
-		int signal_number = sigwaitinfo(&everything, &info), status, raw;
+		int signal_number = sigwaitinfo(&everything, &info), status, raw = 0;
 
 		if (signal_number < 0)
 			continue;
 		if (signal_number == SIGCHLD) {
 			/* Only a reaped init proves that its pid namespace is empty (man 7 pid_namespaces); bubblewrap ends when it
-			 * has reaped ours. */
-			if (waitpid(init, &raw, WNOHANG) != init)
+			 * has reaped ours. Not there at all (ECHILD) is no reason to wait for it. */
+			if (waitpid(init, &raw, WNOHANG) == 0)
 				continue;
 			/* Twice: init may have ended with a forwarded signal unread, and the first call then says no more than that
 			 * (ECONNRESET, net/unix/af_unix.c). */
@@ -3276,10 +3278,12 @@ static pid_t start_wrapper(void)
 			struct pollfd word = {.fd = pair[0], .events = POLLIN};
 
 			n = poll(&word, 1, 20) > 0 ? recv(pair[0], &begun, 1, MSG_DONTWAIT) : -1;
-			if (n == 1)
-				return wrapper;
+			/* Process 1 may begin after bubblewrap was killed: then its number is no child's of ours any more, and
+			 * whoever waits for that waits for ever. */
 			if (n == 0 || ended)
 				break;
+			if (n == 1)
+				return wrapper;
 			ended = waitpid(wrapper, &status, WNOHANG) == wrapper;
 		}
 		if (!ended) {
