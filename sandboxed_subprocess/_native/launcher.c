@@ -2397,10 +2397,11 @@ static void refuse(const struct notification *n)
 	const struct denied m = {M_DENIED, n->nr};
 	uint32_t index = (uint32_t)n->nr / 32, bit = 1u << (uint32_t)n->nr % 32;
 
-	answer(n->id, EPERM);
+	/* Before the answer: once it has that, the command may end, and we are ended with it. */
 	if (index < sizeof told / sizeof *told && !(told[index] & bit) &&
 	    send(launch_socket, &m, sizeof m, MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof m)
 		told[index] |= bit;
+	answer(n->id, EPERM);
 }
 
 static void one_connect(void)
