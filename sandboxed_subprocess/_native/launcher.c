@@ -1241,8 +1241,9 @@ enum { MAX_PROCESSES = 65536 };
 static struct process {
 	pid_t pid, parent, group;
 	uint32_t threads;
-	uint64_t start, ticks, addresses;
-	char marked, state, name[16];
+	uint64_t start, ticks, waited, addresses, written;
+	struct amount { uint64_t ticks, written; } came, gone;      /* since the last look, see carry_over() */
+	char marked, known, state, name[16];
 } processes[MAX_PROCESSES];
 static size_t process_count;
 
@@ -1273,9 +1274,10 @@ static int read_process(pid_t pid, struct process *out)
 			out->parent = (pid_t)value;
 		else if (field == 5)
 			out->group = (pid_t)value;
-		else if (field >= 14 && field <= 17)
+		else if (field >= 14 && field <= 17) {
 			out->ticks += value;      /* its own, and those of the children that it has waited for; user and system */
-		else if (field == 20)
+			out->waited += field >= 16 ? value : 0;
+		} else if (field == 20)
 			out->threads = (uint32_t)value;
 		else if (field == 22)
 			out->start = value;
@@ -2718,7 +2720,7 @@ static void __attribute__((noreturn)) init_loop(void)
 	{
 		struct rusage u;
 		if (getrusage(RUSAGE_CHILDREN, &u) == 0) {
-			e.user_us = (uint64_t)u.ru_utime.tv_sec * 1000000 + (uint64_t)u.ru_utime.tv_usec;
+			e.user_us = (uint64_t)u.ru_utime.tv_sec * 1000000 + (uint64_t)u.ru_utime.tv_usec + lost.ticks * TICK_US;
 			e.system_us = (uint64_t)u.ru_stime.tv_sec * 1000000 + (uint64_t)u.ru_stime.tv_usec;
 			e.max_rss_kb = (uint64_t)u.ru_maxrss;
 		}
@@ -2730,7 +2732,7 @@ static void __attribute__((noreturn)) init_loop(void)
 	e.memory = peak.memory;
 	e.processes = peak.processes;
 	e.threads = peak.threads;
-	e.written = written_by_ended();
+	e.written = written_by_ended() + lost.written;
 	if (plan->flags & F_NETNS && !(plan->flags & F_WRAPPED) && untouched())
 		e.flags |= E_UNTOUCHED;
 	e.status = status;

@@ -2,12 +2,14 @@
  *
  * Nothing else here sees a tree: the kernel's own limits are for each process, and a control group has to be given to us. What has
  * ended is counted too, since the kernel adds it to the parent that waits for it, and in the end to us: but for processes whose
- * parent ignores SIGCHLD, which count for as long as they live. Sources: proc(5), kernel/exit.c (wait_task_zombie).
+ * parent ignores SIGCHLD; they count as they were when they were last seen. Sources: proc(5), kernel/exit.c (wait_task_zombie).
  *
  * Memory is what would need swap: pages that no file holds, private ones by their share (a page that ten processes have since a
  * fork is one page), the tables of their addresses, and files that are in memory only: tmpfs, memfd, System V. That is dear to know
  * exactly, so an upper bound is looked at first. Address space is not memory, and neither is a file that is mapped.
  */
+
+enum { TICK_US = 10000 };                  /* of what /proc counts in: USER_HZ is 100 on every architecture that we have */
 
 struct usage { uint64_t cpu_us, memory, written; uint32_t processes, threads; };
 static struct usage used, peak;            /* at the last look; the highest of each since the start */
@@ -489,6 +491,84 @@ static void ended_usage(uint64_t *cpu_us, uint64_t *written)
 	*written = written_by_ended();
 }
 
+/* Whom nobody waits for (his parent ignores SIGCHLD) takes his figures with him: the kernel adds them to nobody's. Then what was
+ * last seen of him is carried over. Where the parent is still there, its own figures say whether it has got those of a child;
+ * where it is not, any process may have become the parent.
+ *
+ * A parent is looked at before its children, as its number is lower: so what a child has used cannot be seen twice in one look, as
+ * its own and as what its parent has waited for. Where numbers have begun anew and that is not so, nothing is carried over. */
+static struct seen { pid_t pid, parent; uint64_t start, ticks, waited, written; } seen[MAX_PROCESSES];
+static size_t seen_count;
+static struct amount seen_ended, lost;
+
+static int is_gone(const struct seen *s)
+{
+	struct process now;
+
+	return s->parent < s->pid && (read_process(s->pid, &now) < 0 ? kill(s->pid, 0) < 0 && errno == ESRCH : now.start != s->start);
+}
+
+/* What of `gone` has not come; what has come beyond that stays in `came`. */
+static uint64_t missing(uint64_t gone, uint64_t *came)
+{
+	const uint64_t found = gone < *came ? gone : *came;
+
+	*came -= found;
+	return gone - found;
+}
+
+/* `ended`: our own figures, before the look. */
+static void carry_over(struct amount ended)
+{
+	struct amount rest = {ended.ticks - seen_ended.ticks, ended.written - seen_ended.written}, orphans = {0, 0};
+	size_t gone = 0, at = 0;
+
+	for (size_t i = 0; i < process_count; i++) {
+		struct process *p = processes + i;
+
+		if (!is_ours(p))
+			continue;
+		p->came = (struct amount){p->waited, p->written};
+		while (at < seen_count && seen[at].pid < p->pid)
+			seen[gone++] = seen[at++];
+		if (at == seen_count || seen[at].pid != p->pid)
+			continue;
+		if (seen[at].start == p->start) {
+			p->known = 1;
+			if (p->written < seen[at].written)
+				p->written = seen[at].written;      /* not to be looked into any more: what was seen is still true */
+			p->came = (struct amount){p->waited - seen[at].waited, p->written - seen[at].written};
+			at++;
+		}
+	}
+	while (at < seen_count)
+		seen[gone++] = seen[at++];
+	for (size_t i = 0; i < gone; i++) {
+		struct process *parent = find_process(seen[i].parent);
+		struct amount *to = parent && is_ours(parent) && parent->known ? &parent->gone : &orphans;
+
+		if (is_gone(seen + i)) {
+			to->ticks += seen[i].ticks;
+			to->written += seen[i].written;
+		}
+	}
+	seen_count = 0;
+	for (size_t i = 0; i < process_count; i++) {
+		struct process *p = processes + i;
+
+		if (!is_ours(p))
+			continue;
+		lost.ticks += missing(p->gone.ticks, &p->came.ticks);
+		lost.written += missing(p->gone.written, &p->came.written);
+		rest.ticks += p->came.ticks;
+		rest.written += p->came.written;
+		seen[seen_count++] = (struct seen){p->pid, p->parent, p->start, p->ticks, p->waited, p->written};
+	}
+	lost.ticks += missing(orphans.ticks, &rest.ticks);
+	lost.written += missing(orphans.written, &rest.written);
+	seen_ended = ended;
+}
+
 /* How long it takes at least to use up what is left of a limit, at so much in a millisecond. */
 static int64_t time_left(enum limit which, uint64_t in_use, uint64_t in_a_ms)
 {
@@ -516,10 +596,10 @@ static int64_t soonest(void)
 /* Looks at the tree. Returns the limit that it has crossed, or L_NONE. */
 static enum limit look(void)
 {
-	const uint64_t tick_us = 10000;      /* USER_HZ is 100 on every architecture that we have */
 	const struct usage before = used;
 	static int too_much_cpu;
 	uint64_t private = 0, mapped = 0, tmpfs, objects;
+	struct amount ended;
 	int with_written = limits[L_WRITTEN] || plan->event_ms;
 
 	if (is_crowded()) {
@@ -531,8 +611,15 @@ static enum limit look(void)
 	if (!hurry && now_ms() < not_before)
 		return L_NONE;
 	ended_usage(&used.cpu_us, &used.written);
+	ended = (struct amount){used.cpu_us / TICK_US, used.written};
 	used.processes = used.threads = 0;
 	find_tree();
+	for (size_t i = 0; with_written && i < process_count; i++)
+		if (is_ours(processes + i))
+			processes[i].written = written_by(processes[i].pid);
+	carry_over(ended);
+	used.cpu_us += lost.ticks * TICK_US;
+	used.written += lost.written;
 	for (size_t i = 0; i < process_count; i++) {
 		const struct process *p = processes + i;
 
@@ -540,15 +627,14 @@ static enum limit look(void)
 			continue;
 		used.processes++;
 		used.threads += p->threads;
-		used.cpu_us += p->ticks * tick_us;
+		used.cpu_us += p->ticks * TICK_US;
 		if (!is_guest(p)) {
 			const struct own_memory m = memory_of(p);
 
 			private += m.private;
 			mapped += m.shared;
 		}
-		if (with_written)
-			used.written += written_by(p->pid);
+		used.written += p->written;
 	}
 	look_number++;
 	tmpfs = tmpfs_memory();

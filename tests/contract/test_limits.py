@@ -86,6 +86,9 @@ BURNERS = "import os\nfor _ in range(2):\n    os.fork()\nwhile True:\n    pass"
 SHORT_BURNERS = "import os, time\nwhile True:\n    if os.fork() == 0:\n        end = time.process_time() + 0.05\n        while time.process_time() < end: pass\n        os._exit(0)\n    os.wait()"
 FILLER = "import os\nwhile True:\n    with open('file', 'wb') as f:\n        for _ in range(20):\n            f.write(bytes(1 << 20))\n    os.unlink('file')"
 FILLERS = "import os\nwhile True:\n    if os.fork() == 0:\n        open(f'file{os.getpid()}', 'wb').write(bytes(5 << 20)); os._exit(0)\n    os.wait()"
+# Their parent ignores SIGCHLD: what they used is added to nobody's figures when they end.
+LOST_BURNERS = "import os, signal, time\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\nwhile True:\n    if os.fork() == 0:\n        while time.process_time() < .4: pass\n        os._exit(0)\n    try: os.wait()\n    except OSError: pass"
+LOST_FILLERS = "import os, signal, time\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\nwhile True:\n    if os.fork() == 0:\n        open('file', 'wb').write(bytes(20 << 20)); time.sleep(.2); os._exit(0)\n    try: os.wait()\n    except OSError: pass"
 
 CROSSED = {
     "fork": (FORKS, {"processes": 50}, "processes"),
@@ -109,6 +112,8 @@ CROSSED = {
     "sysv": (SYSV, {"memory_bytes": 200 * MB}, "memory_bytes"),
     "burners": (BURNERS, {"cpu_seconds": 1}, "cpu_seconds"),
     "short burners": (SHORT_BURNERS, {"cpu_seconds": 1}, "cpu_seconds"),
+    "burners that nobody waits for": (LOST_BURNERS, {"cpu_seconds": 1}, "cpu_seconds"),
+    "fillers that nobody waits for": (LOST_FILLERS, {"written_bytes": 100 * MB}, "written_bytes"),
     "filler": (FILLER, {"written_bytes": 100 * MB}, "written_bytes"),
     "fillers": (FILLERS, {"written_bytes": 100 * MB}, "written_bytes"),
     "wall": ("import time; time.sleep(20)", {"wall_seconds": 0.3}, "wall_seconds"),
@@ -302,6 +307,46 @@ def test_usage_counts_processes_threads_and_what_has_ended(run, policy, ws):
     assert close_to(usage.peak_memory_bytes, 200 * MB, 30 * MB)
     assert 0.8 <= usage.user_seconds + usage.system_seconds < 1.6
     assert close_to(usage.written_bytes, 20 * MB, MB)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_what_ends_is_counted_once(run, policy, waits):
+    """By the parent that waits for it; what nobody waits for is carried over as it was when it was last seen. No more than that:
+    a limit would end a run that is within it."""
+    code = (
+        "import os, signal, sys, time\n"
+        f"signal.signal(signal.SIGCHLD, signal.{'SIG_DFL' if waits else 'SIG_IGN'})\n"
+        "for _ in range(4):\n"
+        "    if os.fork() == 0:\n"
+        "        while time.process_time() < .5: pass\n"
+        "        os._exit(0)\n"
+        "    try: os.wait()\n"
+        "    except OSError: pass\n"
+        "if sys.argv[1:]:\n"
+        "    for _ in range(300):\n"
+        "        if os.fork() == 0: os._exit(0)\n"
+        "        os.wait()\n"
+    )
+    usage = run([PY, "-c", code, *["short"] * waits], policy=policy.with_limits(cpu_seconds=60)).sandbox.usage
+    assert (1.9 if waits else 0.9) <= usage.user_seconds + usage.system_seconds < 2.6
+
+
+REFERENCE = {
+    "a processor": "import os\nwhile sum(os.times()[:2]) < .8: pass",
+    "children": "import os\nfor _ in range(3):\n    if os.fork() == 0:\n        while sum(os.times()[:2]) < .3: pass\n        os._exit(0)\n    os.wait()",
+    "memory": "x = bytearray(300 << 20); y = [0] * (10 << 20)",
+}
+
+
+@pytest.mark.skipif(shutil.which("time") is None, reason="needs GNU time")
+@pytest.mark.parametrize("load", REFERENCE)
+def test_usage_is_what_gnu_time_says(run, ws, policy, load):
+    """Within a tenth, of one and the same run: it is the command here, and reads the kernel's figures for its child."""
+    result = run([shutil.which("time"), "-f", "%U %S %M", "-o", "told", PY, "-c", REFERENCE[load]], policy=policy)
+    user, system, rss = map(float, (ws / "told").read_text().split())
+    usage = result.sandbox.usage
+    assert close_to(usage.user_seconds + usage.system_seconds, user + system, 0.03)
+    assert close_to(usage.max_rss_bytes, rss * 1024, 3 * MB)
 
 
 def test_read_only_has_conservative_limits(ws, tier):
