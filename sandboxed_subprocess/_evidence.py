@@ -50,6 +50,22 @@ def denied_paths(text: str, plan: Plan, cwd: str) -> tuple[Violation, ...]:
     return tuple(found.values())
 
 
+def observed(path: str, kind: str, by_mount: bool, plan: Plan) -> Violation | None:
+    """A refusal that was seen as it happened: of what the plan refuses, and not of what this user may not do anywhere.
+
+    Args:
+        path: absolute, as the command named it or where that led.
+        by_mount: a read-only mount refused it.
+    """
+    try:
+        violation = _violation(path, plan, by_mount)
+    except (PolicyError, OSError, ValueError):
+        return None
+    if violation is None or (kind == "read" and violation.kind == "write"):
+        return None
+    return violation._replace(source="observer")
+
+
 def _names(before: str, after: str) -> list[str]:
     """What may be the path that an error is about, the likeliest first.
 
@@ -85,7 +101,9 @@ def _how_to_read(rule: Rule, path: str) -> str:
 
 def _how_to_write(plan: Plan, rule: Rule | None, path: str) -> str:
     roots = ", ".join((*plan.view.roots, *(plan.view.private if plan.view.private_writable else ()))) or "nothing"
-    if rule is None or not rule.pin:
+    if _paths.is_within(path, "/proc"):
+        change = "no policy opens /proc for writing"
+    elif rule is None or not rule.pin:
         change = f"write=[{path if os.path.isdir(path) else os.path.dirname(path)!r}] allows it"
     elif rule.why in (REPOSITORY, COMMIT):
         change = "git='commit' opens what a commit needs, git='writable' all of it"

@@ -283,7 +283,7 @@ class Launch:
 
     def read_errors(self, text: bytes | str | None) -> None:
         """Looks for denials in what the command wrote to stderr, where the caller has it."""
-        if not text or self.cwd == "":
+        if not text or self.cwd == "" or self.report.violations_complete:
             return
         from ._evidence import denied_paths
 

@@ -23,7 +23,7 @@ class Violation(NamedTuple):
         kind: "read", "write", "connect", "syscall" or "planted" (a file put where the host would trust it).
         detail: the path, host or system call.
         source: who noticed: "filter" (each call of that name was refused), "stderr" (what the command wrote of a refusal,
-            where the policy agrees), "quarantine".
+            where the policy agrees), "observer" (with `Policy.observe`: each call), "quarantine".
         advice: what may be written instead, and the one change of the policy that would allow it.
     """
 
@@ -77,7 +77,8 @@ class Report(Fields):
         limit: the field of `Limits` that ended the run.
         limit_reached: what the tree had come to when it was ended: bytes, seconds, a number; None where the kernel did it.
         violations: what was refused, as far as it was seen.
-        violations_complete: whether nothing can be missing from them. It is False: paths are known by what a command writes.
+        violations_complete: whether nothing can be missing from them: no refused system call, and no file that was refused. Only
+            with `Policy.observe`; without it, paths are known by what a command writes.
         gaps: names of what the policy asks for and this run did not have.
         environment_dropped: names of variables that the command did not get to see. Never values.
         quarantined: (path, new path) of what was planted where the host would trust it, and was made inert.

@@ -30,12 +30,13 @@ from ._descriptors import Lease
 from ._records import CPU, THREADS, TREE_LIMITS, WALL, threads_of
 from ._seccomp import EXCEPTIONS, name_of
 
-RUNNING, FAILED, EXEC_FAILED, ENDED, PROGRESS, DENIED = 1, 2, 3, 4, 5, 6
+RUNNING, FAILED, EXEC_FAILED, ENDED, PROGRESS, DENIED, OBSERVED = 1, 2, 3, 4, 5, 6, 7
 _FAILURE = struct.Struct("=Ii32s")
 _ENDED = struct.Struct("=IiQQQQQQIIIIII1024s")
 _PROGRESS = struct.Struct("=IIIIQQQQ")
 _DENIED = struct.Struct("=Ii")
-_UNTOUCHED, _UNSEEN = 1, 2
+_OBSERVED = struct.Struct("=IIiI")
+_UNTOUCHED, _UNSEEN, _UNTOLD = 1, 2, 4
 _UNITS = {WALL: 1e3, CPU: 1e6}  # of what the launcher counts, in one of ours
 _PATIENCE_MS = 50
 _CREDENTIALS = struct.Struct("=iII")
@@ -204,6 +205,7 @@ class ChannelLaunch(Launch):
         rss *= 1024
         if flags & _UNSEEN:
             report.notes += ("who answers for refused system calls was killed: later ones are not among the violations",)
+        report.violations_complete = bool(self.plan.policy.observe) and not flags & (_UNSEEN | _UNTOLD)
         report.usage = Usage(wall, user / 1e6, system / 1e6, rss, max(rss, memory), max(1, processes), max(1, threads), written)
         if limit:
             report.ended, report.limit = "limit", TREE_LIMITS[limit]
@@ -276,9 +278,19 @@ class ChannelLaunch(Launch):
             name = name_of(_DENIED.unpack(data)[1])
             exception = next((option for option, calls in EXCEPTIONS.items() if name in calls), None)
             advice = f"syscall_exceptions=[{exception!r}] allows it" if exception else "no policy allows it"
-            violation = Violation("syscall", name, "filter", advice)
-            self.report.violations += (violation,)
-            self.tell(violation)
+            self._add(Violation("syscall", name, "filter", advice))
+        elif kind == OBSERVED and len(data) > _OBSERVED.size:
+            from .._evidence import observed
+
+            _, what, error, _ = _OBSERVED.unpack_from(data)
+            path = os.fsdecode(data[_OBSERVED.size :])
+            violation = observed(path, "read" if what == 1 else "write", error == errno.EROFS, self.plan)
+            if violation is not None and violation not in self.report.violations:
+                self._add(violation)
+
+    def _add(self, violation: Violation) -> None:
+        self.report.violations += (violation,)
+        self.tell(violation)
 
     def _last_record(self) -> tuple[Any, ...] | None:
         self.take_events()

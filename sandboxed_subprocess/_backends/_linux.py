@@ -25,7 +25,7 @@ from . import DEVNULL, StdlibPopen, TimeoutExpired, _descriptors
 from ._channel import ChannelLaunch, send_plan, setup_error
 from ._descriptors import Lease, above_stdio, apart, identity
 from ._landlock import TRUNCATE, Landlock
-from ._records import ARGV0, EXEC, LISTENER, ROOT_FILES, command_flags, command_records, filter_record, header, record
+from ._records import ARGV0, EXEC, LISTENER, OBSERVES, ROOT_FILES, command_flags, command_records, filter_record, header, record
 from ._seccomp import compile_filter
 
 # What the launcher itself sees to, whatever is around it.
@@ -130,10 +130,10 @@ class LauncherBackend:
         """Masks cover the sockets that are known at the launch; those made later are refused where connect() is notified."""
         self._listens = Feature.SYSTEM_CALLS in found and not no_listener
         if self._listens:
-            found |= {Feature.UNIX_SOCKETS, Feature.CHOSEN_SOCKETS}
+            found |= {Feature.UNIX_SOCKETS, Feature.CHOSEN_SOCKETS, Feature.OBSERVE}
         else:
             why = no_listener or "connect() cannot be watched without the filter"
-            self.why_not[Feature.UNIX_SOCKETS] = self.why_not[Feature.CHOSEN_SOCKETS] = why
+            self.why_not[Feature.UNIX_SOCKETS] = self.why_not[Feature.CHOSEN_SOCKETS] = self.why_not[Feature.OBSERVE] = why
 
     def _claim_scopes(self, found: set[Feature], *features: Feature) -> None:
         if self._landlock.scoped:
@@ -215,13 +215,18 @@ class LauncherBackend:
         """Which sockets the filter leaves; see `_seccomp.compile_filter`."""
         return "own"
 
-    def filter(self, exceptions: tuple[str, ...], no_network: bool, limits: Limits | None = None) -> bytes:
+    def filter(
+        self, exceptions: tuple[str, ...], no_network: bool, limits: Limits | None = None, observe: bool = False
+    ) -> bytes:
         if not self._filters:
             return b""
         limits = limits or Limits()
         written = limits.written_bytes is not None
         counts = written, written or limits.memory_bytes is not None
-        return filter_record(exceptions, self._listens, self._shut_truncate, self.sockets(no_network), *counts)
+        return filter_record(exceptions, self._listens, self._shut_truncate, self.sockets(no_network), *counts, observe)
+
+    def observes(self, plan: Plan) -> bool:
+        return bool(plan.policy.observe) and Feature.OBSERVE in self.features
 
     def key(self, plan: Plan) -> tuple[object, ...]:
         """What the records of a plan depend on, besides its rules."""
@@ -229,6 +234,7 @@ class LauncherBackend:
 
     def flags(self, plan: Plan) -> int:
         flags = command_flags(plan) | self.mode | (LISTENER if self._listens else 0)
+        flags |= OBSERVES if self.observes(plan) else 0
         # Where it cannot be confined it is a gap, and not a power over every file.
         return flags if Feature.ROOT_FILES in self.features else flags & ~ROOT_FILES
 
@@ -254,7 +260,7 @@ class LauncherBackend:
             fds.append(number)
             body = [
                 rendered.records,
-                self.filter(tuple(policy.syscall_exceptions), policy.network == "none", policy.limits),
+                self.filter(tuple(policy.syscall_exceptions), policy.network == "none", policy.limits, self.observes(plan)),
                 command_records(command, policy.limits, self.counts(command)),
                 self.late_records(plan, program, {program, number, *command.keep_fds}, cleanup),
             ]

@@ -15,16 +15,17 @@ from typing import NamedTuple
 from .. import danger
 from .._plan import Command, Plan
 from .._policy import Limits
-from ._seccomp import compile_filter
+from ._seccomp import Observed, compile_observing
 
-MAGIC = b"sbxplan5"
+MAGIC = b"sbxplan6"
 HEADER = struct.Struct("=8sIIIIIIIiQQQQ24s24s")
 _RECORD = struct.Struct("=IIIIQQ")
 (ARGV0, EXEC, KEEP, GROUP, RLIMIT, FILTER, SOURCE, BASE, MKDIR, FILE, LINK, TBIND, ATTACH, PROTECT,
  PROC, DEVPTS, RULE, MASK, SEAL, ALIAS, SOCKET, WRAPPER, DATA, CHECK, TIDY, OPTION, PLACE,
- LIMIT) = range(1, 29)  # fmt: skip
+ LIMIT, OBSERVE) = range(1, 30)  # fmt: skip
 # In the header.
-NETNS, _UID, _GID, _GROUPS, _SETSID, _SETPGID, LISTENER, WRAPPED, NO_VIEW, ROOT_FILES, RULESET = (1 << bit for bit in range(11))
+(NETNS, _UID, _GID, _GROUPS, _SETSID, _SETPGID, LISTENER, WRAPPED, NO_VIEW, ROOT_FILES, RULESET,
+ OBSERVES) = (1 << bit for bit in range(12))  # fmt: skip
 # In `a` of a record.
 READONLY, OPTIONAL, DEVICES, PINNED, FLAT, OURS = 1, 2, 8, 16, 32, 64
 # In `b` of a CHECK.
@@ -97,10 +98,21 @@ def _milliseconds(seconds: float) -> int:
 @functools.lru_cache(64)
 def filter_record(
     exceptions: tuple[str, ...], notify: bool, shut_truncate: bool, sockets: str = "own", count_writes: bool = False,
-    look_into: bool = False,
+    look_into: bool = False, observe: bool = False,
 ) -> bytes:
-    program = compile_filter(exceptions, notify, shut_truncate, sockets, count_writes, look_into)
-    return record(FILTER, 0, 0, len(program), 0, raw=program)
+    program, observed = compile_observing(exceptions, notify, shut_truncate, sockets, count_writes, look_into, observe)
+    return record(FILTER, 0, 0, len(program), 0, raw=program) + b"".join(map(_observed_records, observed))
+
+
+def _observed_records(call: Observed) -> bytes:
+    """One for each file that it names; the conditions stand in the first."""
+    conditions = b"".join(
+        struct.pack("=Q", len(group)) + b"".join(struct.pack("=QQQ", *condition) for condition in group)
+        for group in call.refused
+    )
+    packed = [does | directory << 8 | path << 16 | flags << 24 for does, directory, path, flags in call.how]
+    raws = [conditions, *[b""] * (len(packed) - 1)]
+    return b"".join(record(OBSERVE, call.number, b, len(raw), 0, raw=raw) for b, raw in zip(packed, raws, strict=True))
 
 
 @functools.lru_cache(64)

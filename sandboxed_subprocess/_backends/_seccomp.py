@@ -16,7 +16,7 @@ import functools
 import importlib
 import os
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._errors import Missing
 
@@ -68,7 +68,55 @@ _FREES_SPACE = 0x02 | 0x08  # FALLOC_FL_PUNCH_HOLE, FALLOC_FL_COLLAPSE_RANGE
 _PR_SET_DUMPABLE = 4
 _RESERVE_SPACE = (0x40305828, 0x4030582A, 0x40305839)  # FS_IOC_RESVSP, FS_IOC_RESVSP64, FS_IOC_ZERO_RANGE (linux/falloc.h)
 
+# What calls that name a file do with it, as `_native/observe.h` numbers it, and which arguments say where: a directory's
+# descriptor, the path, flags. openat2 is not among them, since it is absent, nor is execve: init, which would start who looks,
+# waits for the first one.
+_OPENS, _CREATES, _MAKES, _REPLACES, _REMOVES, _WRITES, _MARKS, _MARKS_ITSELF = range(1, 9)
+_NO = 255
+OBSERVED: dict[str, tuple[tuple[int, int, int, int], ...]] = {
+    "open": ((_OPENS, _NO, 0, 1),), "openat": ((_OPENS, 0, 1, 2),), "creat": ((_CREATES, _NO, 0, _NO),),
+    "mkdir": ((_MAKES, _NO, 0, _NO),), "mkdirat": ((_MAKES, 0, 1, _NO),),
+    "mknod": ((_MAKES, _NO, 0, _NO),), "mknodat": ((_MAKES, 0, 1, _NO),),
+    "symlink": ((_MAKES, _NO, 1, _NO),), "symlinkat": ((_MAKES, 1, 2, _NO),),
+    "link": ((_MAKES, _NO, 1, _NO),), "linkat": ((_MAKES, 2, 3, _NO),),
+    "rename": ((_REMOVES, _NO, 0, _NO), (_REPLACES, _NO, 1, _NO)),
+    "renameat": ((_REMOVES, 0, 1, _NO), (_REPLACES, 2, 3, _NO)),
+    "renameat2": ((_REMOVES, 0, 1, _NO), (_REPLACES, 2, 3, _NO)),
+    "unlink": ((_REMOVES, _NO, 0, _NO),), "unlinkat": ((_REMOVES, 0, 1, _NO),), "rmdir": ((_REMOVES, _NO, 0, _NO),),
+    "truncate": ((_WRITES, _NO, 0, _NO),),
+    "chmod": ((_MARKS, _NO, 0, _NO),), "fchmodat": ((_MARKS, 0, 1, _NO),), "fchmodat2": ((_MARKS, 0, 1, 3),),
+    "chown": ((_MARKS, _NO, 0, _NO),), "lchown": ((_MARKS_ITSELF, _NO, 0, _NO),), "fchownat": ((_MARKS, 0, 1, 4),),
+    "utime": ((_MARKS, _NO, 0, _NO),), "utimes": ((_MARKS, _NO, 0, _NO),), "futimesat": ((_MARKS, 0, 1, _NO),),
+    "utimensat": ((_MARKS, 0, 1, 3),),
+    "setxattr": ((_MARKS, _NO, 0, _NO),), "lsetxattr": ((_MARKS_ITSELF, _NO, 0, _NO),),
+    "removexattr": ((_MARKS, _NO, 0, _NO),), "lremovexattr": ((_MARKS_ITSELF, _NO, 0, _NO),),
+    "fchmod": ((_MARKS, 0, _NO, _NO),), "fchown": ((_MARKS, 0, _NO, _NO),),
+    "fsetxattr": ((_MARKS, 0, _NO, _NO),), "fremovexattr": ((_MARKS, 0, _NO, _NO),),
+}  # fmt: skip
+_OBSERVED_NUMBERS = {"fchmodat2": 452}
+
 _import_lock = threading.Lock()
+
+
+class _Masked(NamedTuple):
+    """The bits `mask` of an argument are `value`."""
+
+    argument: int
+    mask: int
+    value: int
+
+
+class Observed(NamedTuple):
+    """A call that is handed to whoever observes it.
+
+    Attributes:
+        how: what it does, and its arguments, for each file that it names.
+        refused: groups of conditions; where all of one hold, the call is refused, as it would be without an observer.
+    """
+
+    number: int
+    how: tuple[tuple[int, int, int, int], ...]
+    refused: tuple[tuple[_Masked, ...], ...]
 
 
 def _pyseccomp() -> Any:
@@ -97,10 +145,9 @@ def _pyseccomp() -> Any:
             ctypes.util.find_library = original
 
 
-@functools.lru_cache(64)
 def compile_filter(
     exceptions: tuple[str, ...] = (), notify: bool = False, shut_truncate: bool = False, sockets: str = "own",
-    count_writes: bool = False, look_into: bool = False,
+    count_writes: bool = False, look_into: bool = False, observe: bool = False,
 ) -> bytes:  # fmt: skip
     """A BPF program: an array of struct sock_filter (linux/filter.h) in native byte order.
 
@@ -114,13 +161,25 @@ def compile_filter(
     emptied only through a descriptor that is open for writing: for kernels whose Landlock does not see truncate(2). With
     `count_writes`, space is taken by writing only, since that is what the kernel counts: programs that ask for it beforehand are
     told that this file system cannot do so (EOPNOTSUPP), and write. With `look_into`, no process can hide from init what it uses.
+    With `observe`, calls that name a file are handed to the holder of the listener too; see `compile_observing`.
 
     Raises:
         Missing: libseccomp cannot be loaded, or there is nothing here that it could compile for.
     """
+    return compile_observing(exceptions, notify, shut_truncate, sockets, count_writes, look_into, observe)[0]
+
+
+@functools.lru_cache(64)
+def compile_observing(
+    exceptions: tuple[str, ...], notify: bool, shut_truncate: bool, sockets: str, count_writes: bool, look_into: bool,
+    observe: bool,
+) -> tuple[bytes, tuple[Observed, ...]]:  # fmt: skip
+    """As `compile_filter`; and what the holder of the listener has to know of the calls that it only observes, and of which of
+    them it has to refuse: the filter cannot tell it for which of its rules it was asked."""
+    assert notify or not observe
     scmp = _pyseccomp()
     try:
-        return _compile(scmp, exceptions, notify, shut_truncate, sockets, count_writes, look_into)
+        return _compile(scmp, exceptions, notify, shut_truncate, sockets, count_writes, look_into, observe)
     except OSError as error:
         raise Missing(
             f"no system call filter for this kernel ({error.strerror})",
@@ -130,8 +189,8 @@ def compile_filter(
 
 def _compile(
     scmp: Any, exceptions: tuple[str, ...], notify: bool, shut_truncate: bool, sockets: str, count_writes: bool,
-    look_into: bool,
-) -> bytes:  # fmt: skip
+    look_into: bool, observe: bool,
+) -> tuple[bytes, tuple[Observed, ...]]:  # fmt: skip
     f = scmp.SyscallFilter(scmp.ALLOW)
     eperm = scmp.NOTIFY if notify else scmp.ERRNO(errno.EPERM)
 
@@ -144,13 +203,21 @@ def _compile(
         # libseccomp gives pseudo numbers (below -1) to calls that exist on other architectures only.
         return resolved if resolved >= 0 else fallback
 
+    by_observer: dict[str, list[tuple[_Masked, ...]]] = {name: [] for name in OBSERVED} if observe else {}
+
     def refuse(action: int, name: str, *arguments: Any, fallback: int | None = None) -> None:
         found = number(name, fallback)
-        if found is not None:
-            f.add_rule(action, found, *arguments)
+        if found is None:
+            return
+        if name in by_observer:
+            assert action == eperm and all(isinstance(argument, _Masked) for argument in arguments)
+            by_observer[name].append(arguments)
+            return
+        compared = [scmp.Arg(a[0], scmp.MASKED_EQ, *a[1:]) if isinstance(a, _Masked) else a for a in arguments]
+        f.add_rule(action, found, *compared)
 
-    def equal(argument: int, value: int, mask: int = _INT) -> Any:
-        return scmp.Arg(argument, scmp.MASKED_EQ, mask, value)
+    def equal(argument: int, value: int, mask: int = _INT) -> _Masked:
+        return _Masked(argument, mask, value)
 
     denied = list(DENIED)
     for name, calls in EXCEPTIONS.items():
@@ -243,12 +310,19 @@ def _compile(
 
     refuse(eperm, "personality", above(0, _LAST_PERSONALITY))
 
+    observed = []
+    for name, refused in by_observer.items():
+        found = number(name, _OBSERVED_NUMBERS.get(name))
+        if found is not None:
+            f.add_rule(scmp.NOTIFY, found)
+            observed.append(Observed(found, OBSERVED[name], tuple(refused)))
+
     f.set_attr(scmp.Attr.ACT_BADARCH, scmp.KILL_PROCESS)
     try:
         f.set_attr(scmp.Attr.CTL_OPTIMIZE, 2)
     except (ValueError, OSError, AttributeError):
         pass  # libseccomp before 2.5: a linear program with the same verdicts
-    return _export(f)
+    return _export(f), tuple(observed)
 
 
 # What reaches processes and objects of the host by other ways than files and sockets.

@@ -41,6 +41,7 @@ INHERENT = {
     Feature.LOOPBACK: "there is no network namespace",
     Feature.CHOSEN_SOCKETS: "a filter cannot tell one unix socket from another",
     Feature.PROCESS_LIST: "there is no process namespace",
+    Feature.OBSERVE: "the filter answers by itself; there is nobody else whom a command could not reach",
     Feature.ROOT_FILES: "without a user namespace it would be the power over every file of the host",
 }
 

@@ -156,16 +156,17 @@ struct header {
 
 /* F_WRAPPED: bubblewrap makes the namespaces and the mounts, and this program, started again by it, is process 1 in them.
  * F_NO_VIEW: there are none; Landlock and the filter are all, and init ends the tree as its subreaper.
- * F_RULESET: the caller would have the ruleset for its next run, if nothing of this run is in it. */
+ * F_RULESET: the caller would have the ruleset for its next run, if nothing of this run is in it.
+ * F_OBSERVE: the filter hands calls that name a file to the connector, which tells of what will be refused. */
 enum {
 	F_NETNS = 1, F_UID = 2, F_GID = 4, F_GROUPS = 8, F_SETSID = 16, F_SETPGID = 32, F_LISTENER = 64, F_WRAPPED = 128, F_NO_VIEW = 256,
-	F_ROOT_FILES = 512, F_RULESET = 1024
+	F_ROOT_FILES = 512, F_RULESET = 1024, F_OBSERVE = 2048
 };
 
 enum kind {
 	K_ARGV0 = 1, K_EXEC, K_KEEP, K_GROUP, K_RLIMIT, K_FILTER,
 	K_SOURCE, K_BASE, K_MKDIR, K_FILE, K_LINK, K_TBIND, K_ATTACH, K_PROTECT, K_PROC, K_DEVPTS, K_RULE, K_MASK, K_SEAL, K_ALIAS, K_SOCKET,
-	K_WRAPPER, K_DATA, K_CHECK, K_TIDY, K_OPTION, K_PLACE, K_LIMIT,
+	K_WRAPPER, K_DATA, K_CHECK, K_TIDY, K_OPTION, K_PLACE, K_LIMIT, K_OBSERVE,
 	K_COUNT
 };
 
@@ -177,7 +178,7 @@ static const struct { unsigned char strings, raw; } shape[K_COUNT] = {
 	[K_LINK] = {2, 0}, [K_TBIND] = {2, 0}, [K_ATTACH] = {1, 0}, [K_PROTECT] = {1, 0}, [K_PROC] = {0, 0},
 	[K_DEVPTS] = {1, 0}, [K_RULE] = {1, 0}, [K_MASK] = {3, 0}, [K_SEAL] = {1, 0}, [K_ALIAS] = {2, 0}, [K_SOCKET] = {1, 0},
 	[K_WRAPPER] = {1, 1}, [K_DATA] = {0, 1}, [K_CHECK] = {1, 0}, [K_TIDY] = {1, 0}, [K_OPTION] = {1, 1}, [K_PLACE] = {1, 0},
-	[K_LIMIT] = {0, 0},
+	[K_LIMIT] = {0, 0}, [K_OBSERVE] = {0, 1},
 };
 struct record {
 	enum kind kind;
@@ -230,7 +231,7 @@ static volatile struct failure failure;    /* written by the command in the memo
 
 /* ---- messages on the launch socket (SEQPACKET: one send, one message) -------------------------------------------- */
 
-enum { M_RUNNING = 1, M_FAILED = 2, M_EXEC_FAILED = 3, M_ENDED = 4, M_PROGRESS = 5, M_DENIED = 6 };
+enum { M_RUNNING = 1, M_FAILED = 2, M_EXEC_FAILED = 3, M_ENDED = 4, M_PROGRESS = 5, M_DENIED = 6, M_OBSERVED = 7 };
 struct message { uint32_t type; int32_t error; char step[32]; char path[PATH_MAX]; };
 struct ended {
 	uint32_t type; int32_t status;
@@ -238,7 +239,7 @@ struct ended {
 	uint32_t processes, threads, limit, left_behind, flags, unused;
 	char names[1024];
 };
-enum { E_UNTOUCHED = 1, E_UNSEEN = 2 };
+enum { E_UNTOUCHED = 1, E_UNSEEN = 2, E_UNTOLD = 4 };
 struct denied { uint32_t type; int32_t number; };
 struct progress { uint32_t type, processes, threads, unused; uint64_t cpu_us, memory, written, wall_ms; };
 
@@ -331,6 +332,8 @@ static const char *next_record(const char *at, struct record *r)
 	return end;
 }
 
+static void add_observed(const struct record *r);
+
 #define FOR_EACH_RECORD(r) \
 	for (const char *at_ = (const char *)(plan + 1); at_ < plan_end && (at_ = next_record(at_, &(r)), 1);)
 
@@ -406,7 +409,7 @@ static void parse(int fd)
 	plan = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE | MAP_POPULATE, fd, 0);
 	if (plan == MAP_FAILED)
 		bad_plan("plan: cannot be mapped");
-	if (memcmp(plan->magic, "sbxplan5", 8) || plan->size != (uint64_t)st.st_size)
+	if (memcmp(plan->magic, "sbxplan6", 8) || plan->size != (uint64_t)st.st_size)
 		bad_plan("plan: written for another version of the launcher; reinstall sandboxed_subprocess");
 	if (plan->flags & F_ROOT_FILES && plan->flags & (F_WRAPPED | F_NO_VIEW))
 		bad_plan("plan: root's power over files needs a user namespace of our own");
@@ -445,6 +448,9 @@ static void parse(int fd)
 	case K_ATTACH:
 		if (r.n.b >= plan->sources)
 			bad_plan("plan: no such source");
+		break;
+	case K_OBSERVE:
+		add_observed(&r);
 		break;
 	case K_FILTER:
 		if (r.raw_length % 8 || r.raw_length / 8 > 4096)
@@ -2263,6 +2269,19 @@ static int allowed_socket(const struct stat *st)
 	return tmpfs_fd >= 0 && fstat(tmpfs_fd, &own) == 0 && own.st_dev == st->st_dev;
 }
 
+/* What means "the caller" in a path has to be the caller here too. */
+static void translate(pid_t tid, const char *path, char *real, size_t room)
+{
+	if (!strncmp(path, "/proc/self/", 11))
+		snprintf(real, room, "/proc/%d/%s", (int)tid, path + 11);
+	else if (!strncmp(path, "/proc/thread-self/", 18))
+		snprintf(real, room, "/proc/%d/%s", (int)tid, path + 18);
+	else if (!strncmp(path, "/dev/fd/", 8))
+		snprintf(real, room, "/proc/%d/fd/%s", (int)tid, path + 8);
+	else
+		snprintf(real, room, "%s", path);
+}
+
 /* Resolves a socket's path as its caller would, and makes an address of the very file that was found.
  * Returns a descriptor that has to stay open until the call is made, or -1 with errno. */
 static int pin_address(pid_t tid, struct sockaddr_storage *address, socklen_t *length)
@@ -2281,15 +2300,7 @@ static int pin_address(pid_t tid, struct sockaddr_storage *address, socklen_t *l
 	directory = open(cwd_path, O_PATH | O_DIRECTORY | O_CLOEXEC);
 	if (directory < 0)
 		return -1;
-	/* What means "the caller" in a path has to be the caller here too. */
-	if (!strncmp(path, "/proc/self/", 11))
-		snprintf(real, sizeof real, "/proc/%d/%s", (int)tid, path + 11);
-	else if (!strncmp(path, "/proc/thread-self/", 18))
-		snprintf(real, sizeof real, "/proc/%d/%s", (int)tid, path + 18);
-	else if (!strncmp(path, "/dev/fd/", 8))
-		snprintf(real, sizeof real, "/proc/%d/fd/%s", (int)tid, path + 8);
-	else
-		strcpy(real, path);
+	translate(tid, path, real, sizeof real);
 	fd = openat(directory, real, O_PATH | O_CLOEXEC);
 	saved = errno;
 	close(directory);
@@ -2391,6 +2402,8 @@ static int open_caller(pid_t tid)
 	return (int)syscall(NR_pidfd_open, group, 0);
 }
 
+#include "observe.h"
+
 /* A call that the filter hands to us to be refused, so that the caller learns of it: each kind once. Never is the kernel told to
  * go on with one. */
 static void refuse(const struct notification *n)
@@ -2400,9 +2413,12 @@ static void refuse(const struct notification *n)
 	uint32_t index = (uint32_t)n->nr / 32, bit = 1u << (uint32_t)n->nr % 32;
 
 	/* Before the answer: once it has that, the command may end, and we are ended with it. */
-	if (index < sizeof told / sizeof *told && !(told[index] & bit) &&
-	    send(launch_socket, &m, sizeof m, MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof m)
-		told[index] |= bit;
+	if (index < sizeof told / sizeof *told && !(told[index] & bit)) {
+		if (send(launch_socket, &m, sizeof m, MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof m)
+			told[index] |= bit;
+		else if (untold)
+			*untold = 1;
+	}
 	answer(n->id, EPERM);
 }
 
@@ -2420,7 +2436,8 @@ static void one_connect(void)
 	if (ioctl(listener_fd, SECCOMP_IOCTL_NOTIF_RECV_, &buffer) < 0)
 		return;      /* interrupted, or the caller is gone */
 	if (n->nr != SYS_connect) {
-		refuse(n);
+		if (!observe(n))
+			refuse(n);
 		return;
 	}
 	while (p->fd)
@@ -2546,6 +2563,12 @@ static void __attribute__((noreturn)) connector_loop(void)
 
 static void start_connector(void)
 {
+	if (plan->flags & F_OBSERVE) {
+		void *shared = mmap(NULL, sizeof *untold, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+		if (shared == MAP_FAILED)
+			leave(125);
+		untold = shared;
+	}
 	connector_pid = (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
 	if (connector_pid == 0)
 		connector_loop();
@@ -2727,6 +2750,8 @@ static void __attribute__((noreturn)) init_loop(void)
 	}
 	if (!command_done && connector_ended)
 		e.flags |= E_UNSEEN;
+	if (untold && *untold)
+		e.flags |= E_UNTOLD;
 	e.limit = crossed;
 	e.limit_value = crossed == L_WALL ? (uint64_t)(now_ms() - begin) : value_of(crossed);
 	e.memory = peak.memory;

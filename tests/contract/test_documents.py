@@ -42,6 +42,8 @@ def test_the_python_of_the_readme_runs(number, ws, tier):
     elif "limit_reached" in code:
         line, peak = result.stdout.splitlines()
         assert re.fullmatch(r"-9 memory_bytes 2\d{9}\.0", line) and int(peak) >= 2 << 30
+    elif "observe=" in code:
+        assert result.stdout == "/etc/x True\n"
     elif "violations[0]" in code:
         assert result.stdout.startswith("write /etc/x\nwritable: ") and "write=['/etc'] allows it" in result.stdout
     elif "self_test" in code or "best-effort" in code:

@@ -188,7 +188,6 @@ def test_a_policy_that_needs_what_nothing_here_has_is_refused_by_name(ws):
         (sp.Policy.workspace_write(ws, publish=[8000]), "ports published"),
         (sp.Policy.workspace_write(ws, commands=object()), "command rules"),
         (sp.Policy.workspace_write(ws, caches=["pip"]), "caches"),
-        (sp.Policy.workspace_write(ws, observe=["files"]), "observe"),
         (sp.Policy.workspace_write(ws, approver=lambda request: False), "approver"),
     ):
         with pytest.raises(sp.SandboxUnavailable, match=words):

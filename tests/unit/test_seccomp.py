@@ -271,3 +271,22 @@ def test_where_writing_is_counted_space_is_not_reserved():
         assert verdict(counted, 285, 3, mode) == ALLOW
     for request in (0x40305828, 0x4030582A, 0x40305839):
         assert verdict(counted, 16, 3, request) == ERRNO | errno.EOPNOTSUPP and verdict(plain, 16, 3, request) == ALLOW
+
+
+@given(st.integers(0, 470), st.lists(_ARGUMENT | st.integers(0, 0o7777) | st.integers(0, 0o177777), min_size=6, max_size=6))
+def test_who_observes_knows_what_is_to_be_refused(number, arguments):
+    """A call that is handed over goes on unless its conditions hold: then, and only then, the filter without an observer refuses it.
+    Whatever else the filter says stays as it is."""
+    needs("SYSTEM_CALLS")
+    from sandboxed_subprocess._backends._seccomp import compile_filter, compile_observing
+
+    program, calls = compile_observing((), True, True, "own", False, False, True)
+    plain = verdict(compile_filter((), False, True), number, *arguments)
+    told = verdict(compile_filter((), True, True), number, *arguments)
+    observed = {call.number: call for call in calls}
+    if number not in observed:
+        assert verdict(program, number, *arguments) == told
+        return
+    assert verdict(program, number, *arguments) == NOTIFY
+    refused = any(all(arguments[c.argument] & c.mask == c.value for c in group) for group in observed[number].refused)
+    assert plain == (ERRNO | errno.EPERM if refused else ALLOW)
