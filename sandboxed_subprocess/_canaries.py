@@ -387,6 +387,8 @@ def _judge(
         Feature.PROCESS_LIST: contains("processes"),
         Feature.TREE_KILL: ["a daemon lives on"] if survived else [],
     }
+    seen = any(v.source == "observer" and v.detail.startswith(f"{outside}/") for v in report.violations)
+    found[Feature.OBSERVE] = [] if seen else ["what was refused outside is not in the report"]
     found.update(crossed)
     if status:
         found[Feature.LIMIT_FILE] = limit("Max file size", policy.limits.file_bytes)

@@ -48,7 +48,7 @@ def test_everything_that_a_tier_promises_holds(tier, ws, shape):
     policy = {
         "workspace-write": lambda: policy_for(tier, ws),
         "read-only": lambda: sp.Policy.read_only(backend=tier, enforcement="best-effort"),
-        "git": lambda: policy_for(tier, ws, git="commit"),
+        "git": lambda: policy_for(tier, ws, git="commit", observe="files"),
         "limits": lambda: policy_for(tier, ws, file_bytes=1 << 30, open_files=100, syscall_exceptions=["ptrace"], processes=1,
                                      memory_bytes=1 << 30, written_bytes=1 << 30, cpu_seconds=1e6, wall_seconds=1e6),
     }[shape]()
@@ -93,7 +93,7 @@ def test_the_canaries_sing(monkeypatch, ws, self_test_tokens):
             self.sandbox = sp.Report(backend="namespaces", pid=self.pid)
 
     monkeypatch.setattr(_canaries, "Popen", Bare)
-    found = sp.self_test(policy_for("namespaces", ws, file_bytes=1 << 20, open_files=100))
+    found = sp.self_test(policy_for("namespaces", ws, file_bytes=1 << 20, open_files=100, observe="files"))
     assert not found.ok
     (left,) = self_test_tokens
     for pid in processes_with(left):
