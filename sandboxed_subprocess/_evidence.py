@@ -55,10 +55,10 @@ def observed(path: str, kind: str, by_mount: bool, plan: Plan) -> Violation | No
 
     Args:
         path: absolute, as the command named it or where that led.
-        by_mount: a read-only mount refused it.
+        by_mount: a read-only mount refused it, or Landlock.
     """
     try:
-        violation = _violation(path, plan, by_mount)
+        violation = _violation(path, plan, by_mount, seen=True)
     except (PolicyError, OSError, ValueError):
         return None
     if violation is None or (kind == "read" and violation.kind == "write"):
@@ -77,15 +77,17 @@ def _names(before: str, after: str) -> list[str]:
     return [name for name in likely if "\0" not in name and len(name) < _LONGEST]
 
 
-def _violation(path: str, plan: Plan, by_mount: bool) -> Violation | None:
+def _violation(path: str, plan: Plan, by_mount: bool, seen: bool = False) -> Violation | None:
     real = _paths.resolve(path).real
     if real == "/":
         return None
     rule = plan.composition.decide(real)
     if rule is not None and rule.access is Access.DENY:
         return Violation("read", real, "stderr", _how_to_read(rule, real))
-    if (rule is not None and rule.access is Access.WRITE) or any(_paths.is_within(real, p) for p in plan.view.private):
+    if rule is not None and rule.access is Access.WRITE:
         return None
+    if any(_paths.is_within(real, p) for p in plan.view.private) and not (seen and by_mount):
+        return None  # what a command writes of it is not enough: the host's directory is another
     # Root writes what it likes outside, and a user what is his: only there the sandbox is what refused.
     there = real if os.path.lexists(real) else os.path.dirname(real)
     if not by_mount and not os.access(there, os.W_OK):

@@ -279,9 +279,9 @@ class Policy(Frozen):
             cancellation, ends a run for the caller. 0: at once, as the standard library does.
         on_event: called with a `Progress` every `event_interval` seconds while a command runs, and with a `Violation` when one is
             seen: in asyncio's event loop, or else in a thread of its own. What it raises goes to `sys.excepthook`.
-        observe: "files": each call that names a file is looked at before it is made, and the report has those that will be
-            refused, whatever the command writes about it (`violations_complete`). An open() takes about 10 µs longer. Not seen:
-            programs that may not be executed, and names that `bind()` would make.
+        observe: "files": each call that opens, makes, removes or changes a file is looked at before it is made, and the report
+            has those that will be refused, whatever the command writes about it (`violations_complete`). An open() takes about
+            10 µs longer. Not seen: programs that may not be executed, names that `bind()` would make, mere looks (stat, chdir).
         audit_log: a file, outside of what a command may write, to which each run appends a line of JSON: when it began, the
             arguments, the working directory, how it ended, and its report.
 

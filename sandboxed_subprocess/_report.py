@@ -78,7 +78,8 @@ class Report(Fields):
         limit_reached: what the tree had come to when it was ended: bytes, seconds, a number; None where the kernel did it.
         violations: what was refused, as far as it was seen.
         violations_complete: whether nothing can be missing from them: no refused system call, and no file that was refused. Only
-            with `Policy.observe`; without it, paths are known by what a command writes.
+            with `Policy.observe`, and `read="all"` (else much is simply not there); without it, paths are known by what a command
+            writes.
         gaps: names of what the policy asks for and this run did not have.
         environment_dropped: names of variables that the command did not get to see. Never values.
         quarantined: (path, new path) of what was planted where the host would trust it, and was made inert.

@@ -24,7 +24,7 @@ from typing import Any
 
 from .._errors import Missing, SandboxSetupError
 from .._launch import ExecFailed, Launch, unknown_end
-from .._plan import Plan
+from .._plan import Feature, Plan
 from .._report import Progress, Report, Usage, Violation
 from ._descriptors import Lease
 from ._records import CPU, THREADS, TREE_LIMITS, WALL, threads_of
@@ -205,7 +205,10 @@ class ChannelLaunch(Launch):
         rss *= 1024
         if flags & _UNSEEN:
             report.notes += ("who answers for refused system calls was killed: later ones are not among the violations",)
-        report.violations_complete = bool(self.plan.policy.observe) and not flags & (_UNSEEN | _UNTOLD)
+        # Where only some of the host is there, what is not is not told from what never was.
+        policy = self.plan.policy
+        observed = bool(policy.observe) and Feature.OBSERVE.value not in report.gaps
+        report.violations_complete = observed and policy.read == "all" and not flags & (_UNSEEN | _UNTOLD)
         report.usage = Usage(wall, user / 1e6, system / 1e6, rss, max(rss, memory), max(1, processes), max(1, threads), written)
         if limit:
             report.ended, report.limit = "limit", TREE_LIMITS[limit]
@@ -284,7 +287,7 @@ class ChannelLaunch(Launch):
 
             _, what, error, _ = _OBSERVED.unpack_from(data)
             path = os.fsdecode(data[_OBSERVED.size :])
-            violation = observed(path, "read" if what == 1 else "write", error == errno.EROFS, self.plan)
+            violation = observed(path, "read" if what == 1 else "write", error != errno.EACCES, self.plan)
             if violation is not None and violation not in self.report.violations:
                 self._add(violation)
 

@@ -91,9 +91,10 @@ OBSERVED: dict[str, tuple[tuple[int, int, int, int], ...]] = {
     "setxattr": ((_MARKS, _NO, 0, _NO),), "lsetxattr": ((_MARKS_ITSELF, _NO, 0, _NO),),
     "removexattr": ((_MARKS, _NO, 0, _NO),), "lremovexattr": ((_MARKS_ITSELF, _NO, 0, _NO),),
     "fchmod": ((_MARKS, 0, _NO, _NO),), "fchown": ((_MARKS, 0, _NO, _NO),),
+    "setxattrat": ((_MARKS, 0, 1, 2),), "removexattrat": ((_MARKS, 0, 1, 2),), "file_setattr": ((_MARKS, 0, 1, 4),),
     "fsetxattr": ((_MARKS, 0, _NO, _NO),), "fremovexattr": ((_MARKS, 0, _NO, _NO),),
 }  # fmt: skip
-_OBSERVED_NUMBERS = {"fchmodat2": 452}
+_OBSERVED_NUMBERS = {"fchmodat2": 452, "setxattrat": 463, "removexattrat": 466, "file_setattr": 469}
 
 _import_lock = threading.Lock()
 

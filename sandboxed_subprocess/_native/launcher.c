@@ -1248,7 +1248,7 @@ static struct process {
 	pid_t pid, parent, group;
 	uint32_t threads;
 	uint64_t start, ticks, waited, addresses, written;
-	struct amount { uint64_t ticks, written; } came, gone;      /* since the last look, see carry_over() */
+	struct amount { uint64_t ticks, written; } came, gone, owed;      /* since the last look, see carry_over() */
 	char marked, known, state, name[16];
 } processes[MAX_PROCESSES];
 static size_t process_count;
@@ -2440,6 +2440,10 @@ static void one_connect(void)
 			refuse(n);
 		return;
 	}
+	if (pending_count == PENDING) {
+		answer(n->id, EAGAIN);
+		return;
+	}
 	while (p->fd)
 		p++;
 	memset(p, 0, sizeof *p);
@@ -2539,6 +2543,7 @@ static int keep_ptrace_only(void)
 static void __attribute__((noreturn)) connector_loop(void)
 {
 	int mine[] = {listener_fd, launch_socket, tmpfs_fd < 0 ? listener_fd : tmpfs_fd};
+	int64_t next_try = 0;
 
 	only_keep(mine, 3);
 	prctl(PR_SET_NAME, "sandbox-connect");
@@ -2548,7 +2553,8 @@ static void __attribute__((noreturn)) connector_loop(void)
 	if (keep_ptrace_only() < 0)
 		_exit(125);
 	for (;;) {
-		struct pollfd p = {.fd = pending_count < PENDING ? listener_fd : -1, .events = POLLIN};
+		/* Files are to be looked at also where there are too many connections; those are refused then. */
+		struct pollfd p = {.fd = pending_count < PENDING || plan->flags & F_OBSERVE ? listener_fd : -1, .events = POLLIN};
 
 		if (poll(&p, 1, pending_count ? 5 : -1) < 0 && errno != EINTR)
 			_exit(125);
@@ -2556,8 +2562,10 @@ static void __attribute__((noreturn)) connector_loop(void)
 			one_connect();
 		else if (p.revents)
 			_exit(0);      /* nobody is left who could call */
-		if (pending_count)
+		if (pending_count && now_ms() >= next_try) {
 			pending_connects();
+			next_try = now_ms() + 5;
+		}
 	}
 }
 
@@ -2658,8 +2666,10 @@ static void __attribute__((noreturn)) init_loop(void)
 			command_pid = 0;
 			if (connector_ended)
 				e.flags |= E_UNSEEN;
-			if (connector_pid)
-				kill(connector_pid, SIGKILL);      /* ours, and none of what the command left behind */
+			/* Ours, and none of what the command left behind. Who observes is needed until nobody is left who
+			 * could call, and then ends by itself. */
+			if (connector_pid && !(plan->flags & F_OBSERVE))
+				kill(connector_pid, SIGKILL);
 			deadline = now_ms() + plan->grace_ms;
 		}
 		if (command_done && (state & 2 || (deadline - now_ms()) <= 0))
@@ -2691,7 +2701,7 @@ static void __attribute__((noreturn)) init_loop(void)
 			wait = 0;
 		if (state & 4)
 			wait = 0;      /* more to reap, but first whatever else there is */
-		if (command_done)
+		if (command_done && !(plan->flags & F_OBSERVE))
 			p[4].fd = -1;      /* what is left has a moment to end; it gets no connector any more, which would be left too */
 		if (poll(p, 5, (int)wait) < 0 && errno != EINTR)
 			leave(125);
@@ -2729,6 +2739,13 @@ static void __attribute__((noreturn)) init_loop(void)
 		pid_t pid;
 		int st;
 
+		if (connector_pid && plan->flags & F_OBSERVE) {
+			kill(connector_pid, SIGKILL);
+			while (waitpid(connector_pid, NULL, 0) < 0 && errno == EINTR)
+				;
+			connector_pid = 0;
+		}
+
 		if (command_done)
 			e.left_behind = (plan->flags & F_NO_VIEW ? name_tree : name_survivors)(e.names, sizeof e.names);
 		if (plan->flags & F_NO_VIEW) {
@@ -2748,7 +2765,7 @@ static void __attribute__((noreturn)) init_loop(void)
 			e.max_rss_kb = (uint64_t)u.ru_maxrss;
 		}
 	}
-	if (!command_done && connector_ended)
+	if (connector_ended && (!command_done || plan->flags & F_OBSERVE))
 		e.flags |= E_UNSEEN;
 	if (untold && *untold)
 		e.flags |= E_UNTOLD;

@@ -58,7 +58,13 @@ static int is_refused(const struct observed *o, const struct notification *n)
 	return 0;
 }
 
-/* What the caller's memory holds there, up to the end of a page at a time: the next may not be there. */
+static void miss(void)
+{
+	*untold = 1;
+}
+
+/* What the caller's memory holds there, up to the end of a page at a time: the next may not be there. Returns 1 where it is too long
+ * for a path, -1 where it cannot be read: not there for the caller either, or for nobody but him (memfd_secret(2)). */
 static int read_path(pid_t tid, uint64_t address, char *path)
 {
 	for (size_t held = 0; held < PATH_MAX;) {
@@ -73,7 +79,7 @@ static int read_path(pid_t tid, uint64_t address, char *path)
 			return 0;
 		held += (size_t)n;
 	}
-	return -1;
+	return 1;
 }
 
 static void tell_observed(uint32_t kind, int error, const char *path)
@@ -82,10 +88,15 @@ static void tell_observed(uint32_t kind, int error, const char *path)
 	static size_t told_count;
 	static struct { uint32_t type, kind; int32_t error; uint32_t unused; char path[PATH_MAX]; } m;
 	const size_t length = strlen(path);
-	uint64_t hash = 14695981039346656037ull + kind;      /* FNV-1a */
+	static uint64_t basis;
+	uint64_t hash;
 	int unread = 0;
 	size_t at;
 
+	/* FNV-1a, from where the command cannot know. */
+	if (!basis)
+		(void)syscall(SYS_getrandom, &basis, sizeof basis, 1 /* GRND_NONBLOCK */);
+	hash = basis ^ (14695981039346656037ull + kind * 256 + (uint32_t)error);
 	for (size_t i = 0; i < length; i++)
 		hash = (hash ^ (unsigned char)path[i]) * 1099511628211ull;
 	hash |= 1;
@@ -112,6 +123,8 @@ static const char *name_of_fd(int fd, char *name)
 
 	snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
 	n = readlink(link, name, PATH_MAX - 1);
+	if (n <= 0 || n == PATH_MAX - 1)
+		miss();
 	if (n <= 0 || name[0] != '/')
 		return NULL;
 	name[n] = 0;
@@ -124,23 +137,54 @@ static int refusal(int fd, int mode)
 	char link[64];
 
 	snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-	return access(link, mode) < 0 && (errno == EROFS || errno == EACCES) ? errno : 0;
-}
-
-static void look_at_file(int fd, uint32_t kind, int mode)
-{
-	static char name[PATH_MAX];
-	int error = refusal(fd, mode);
-
-	if (error && name_of_fd(fd, name))
-		tell_observed(kind, error, name);
+	if (access(link, mode) == 0)
+		return 0;
+	if (errno != EROFS && errno != EACCES)
+		miss();
+	return errno;
 }
 
 static int is_readonly(int fd)
 {
 	struct statfs fs;
 
-	return fstatfs(fd, &fs) == 0 && fs.f_flags & 1 /* ST_RDONLY */;
+	if (fstatfs(fd, &fs) == 0)
+		return (fs.f_flags & 1 /* ST_RDONLY */) != 0;
+	miss();
+	return 0;
+}
+
+/* Landlock holds the command and not us. EPERM, which nobody else says here, where no rule allows it. */
+static int landlock_refusal(const char *name, uint64_t rights)
+{
+	struct record r;
+
+	if (!plan->ll_fs)
+		return 0;
+	FOR_EACH_RECORD(r)
+		if (r.kind == K_RULE && r.n.c & rights) {
+			size_t length = strlen(r.s[0]);
+
+			if (!strcmp(r.s[0], "/") || (!strncmp(name, r.s[0], length) && (!name[length] || name[length] == '/')))
+				return 0;
+		}
+	return EPERM;
+}
+
+/* by_name: not by a descriptor that was handed over, for which there is a rule of its own. */
+static void look_at_file(int fd, uint32_t kind, int mode, int by_mount, int by_name)
+{
+	static char name[PATH_MAX];
+	int error = by_mount && is_readonly(fd) ? EROFS : refusal(fd, mode);
+
+	if (!error && (kind == READ || !by_name))
+		return;
+	if (!name_of_fd(fd, name))
+		return;
+	if (!error)
+		error = landlock_refusal(name, LL_WRITE_FILE);
+	if (error)
+		tell_observed(kind, error, name);
 }
 
 /* A name in a directory is made or removed there. Whether the mount is read-only is asked first then (mnt_want_write). */
@@ -150,13 +194,19 @@ static void look_at_place(int dir, const char *last)
 	int error = is_readonly(dir) ? EROFS : refusal(dir, W_OK | X_OK);
 	size_t length;
 
-	if (!error || !name_of_fd(dir, name))
+	if (!*last || !strcmp(last, ".") || !strcmp(last, "..") || !name_of_fd(dir, name))
+		return;
+	if (!error)
+		error = landlock_refusal(name, 0x1ff0 /* to remove and to make what there may be in a directory */);
+	if (!error)
 		return;
 	length = strcmp(name, "/") ? strlen(name) : 0;
 	if (length + 1 + strlen(last) < sizeof name) {
 		name[length] = '/';
 		strcpy(name + length + 1, last);
 		tell_observed(WRITE, error, name);
+	} else {
+		miss();
 	}
 }
 
@@ -181,6 +231,8 @@ static void tell_unreachable(int base, uint32_t kind, const char *path)
 		name[length] = '/';
 		strcpy(name + length + 1, path);
 		tell_observed(kind, EACCES, name);
+	} else {
+		miss();
 	}
 }
 
@@ -192,46 +244,119 @@ static int open_as(int base, pid_t tid, const char *path, int flags)
 	return openat(base, real, O_PATH | O_CLOEXEC | flags);
 }
 
-static void look_at_path(const struct observed *o, const struct notification *n, int base, char *path, uint64_t flags)
+/* The directory of a path's last name, which is returned in it; slashes at the end are cut off. */
+static int open_parent(int base, pid_t tid, char *path, char **last)
+{
+	static char upper[PATH_MAX];
+	char *slash;
+
+	for (size_t length = strlen(path); length > 1 && path[length - 1] == '/'; length--)
+		path[length - 1] = 0;
+	slash = strrchr(path, '/');
+	*last = slash ? slash + 1 : path;
+	if (!slash)
+		return fcntl(base, F_DUPFD_CLOEXEC, 3);
+	memcpy(upper, path, (size_t)(*last - path));
+	upper[*last - path] = 0;
+	return open_as(base, tid, upper, O_DIRECTORY);
+}
+
+/* What a path leads to, by steps: where a link leads to nothing yet, that is the place where a file would be made, and /dev/stdout
+ * is the caller's. `base` and `path` are then those of the last step, and `base` is to be closed in any case. */
+static int follow(int *base, pid_t tid, char *path, int follows, int *by_name)
+{
+	static char target[PATH_MAX];
+
+	for (int hops = 0; hops < 40; hops++) {
+		int fd = open_as(*base, tid, path, O_NOFOLLOW), upper;
+		struct stat st;
+		struct statfs fs;
+		char *last;
+		ssize_t n;
+
+		if (fd < 0 || !follows || fstat(fd, &st) < 0 || !S_ISLNK(st.st_mode))
+			return fd;
+		if (fstatfs(fd, &fs) == 0 && fs.f_type == 0x9fa0 /* PROC_SUPER_MAGIC */) {      /* those lead elsewhere than they say */
+			close(fd);
+			*by_name = 0;
+			return open_as(*base, tid, path, 0);
+		}
+		n = readlinkat(fd, "", target, sizeof target - 1);
+		close(fd);
+		if (n <= 0)
+			break;
+		target[n] = 0;
+		upper = open_parent(*base, tid, path, &last);
+		if (upper < 0)
+			return -1;
+		close(*base);
+		*base = upper;
+		strcpy(path, target);
+	}
+	errno = ELOOP;
+	return -1;
+}
+
+/* The mount of something that is protected: it cannot be moved or removed (EBUSY). */
+static int is_mount(int fd)
+{
+	static uint64_t buffer[32];      /* struct statx: the attributes are in the second of these */
+
+	return syscall(SYS_statx, fd, "", AT_EMPTY_PATH, 0u, buffer) == 0 && buffer[1] & 0x2000 /* STATX_ATTR_MOUNT_ROOT */;
+}
+
+static void look_at_path(const struct observed *o, const struct notification *n, int *base, char *path, uint64_t flags)
 {
 	const pid_t tid = (pid_t)n->pid;
-	const int access_mode = (int)(flags & O_ACCMODE);
-	int follows = 1, fd, parent = -1;
-	char *slash, *last;
+	const int access_mode = (int)(flags & O_ACCMODE), is_new = (flags & (O_CREAT | O_EXCL)) == (O_CREAT | O_EXCL);
+	int follows = 1, by_name = 1, fd, parent = -1;
+	char *last;
+	struct stat st;
 	uint32_t kind = WRITE;
 
 	if (o->does == OPENS) {
 		if (flags & O_PATH)
 			return;
-		follows = !(flags & O_NOFOLLOW) && (flags & (O_CREAT | O_EXCL)) != (O_CREAT | O_EXCL);
+		follows = !(flags & O_NOFOLLOW) && !is_new;
 		kind = access_mode == O_RDONLY && !(flags & O_TRUNC) ? READ : WRITE;
 	} else if (o->does == MAKES || o->does == REPLACES || o->does == REMOVES || o->does == MARKS_ITSELF) {
 		follows = 0;
 	} else if (o->does == MARKS) {
 		follows = !(flags & AT_SYMLINK_NOFOLLOW);
 	}
-	fd = open_as(base, tid, path, follows ? 0 : O_NOFOLLOW);
+	fd = follow(base, tid, path, follows, &by_name);
 	if (fd < 0 && errno == EACCES) {
-		tell_unreachable(base, kind, path);
+		tell_unreachable(*base, kind, path);
 		return;
 	}
-	if (fd < 0 && errno != ENOENT)
+	if (fd < 0 && errno != ENOENT) {
+		if (errno != ENOTDIR && errno != ELOOP && errno != ENAMETOOLONG)
+			miss();
 		return;
+	}
+	if (fd >= 0 && fstat(fd, &st) < 0) {
+		miss();
+		goto out;
+	}
 	switch (o->does) {
 	case OPENS: case CREATES:
-		if (fd >= 0) {
-			if (access_mode != O_WRONLY)
-				look_at_file(fd, READ, R_OK);
-			if (kind == WRITE)
-				look_at_file(fd, WRITE, W_OK);
+		if (fd < 0 && !(flags & O_CREAT))
 			goto out;
-		}
-		if (!(flags & O_CREAT))
+		if (fd < 0)
+			break;
+		/* What fails for another reason: it is there (EEXIST), a directory (EISDIR), a link (ELOOP). */
+		if (is_new || S_ISLNK(st.st_mode) || (S_ISDIR(st.st_mode) && kind == WRITE && !(flags & 020000000 /* __O_TMPFILE */)))
 			goto out;
-		break;
+		if (access_mode != O_WRONLY)
+			look_at_file(fd, READ, R_OK, 0, 0);
+		if (kind == WRITE && S_ISFIFO(st.st_mode))
+			look_at_mark(fd);      /* a read-only mount does not hold them; Landlock does */
+		else if (kind == WRITE)      /* whether the mount is read-only is asked first where it would be emptied */
+			look_at_file(fd, WRITE, W_OK, flags & O_TRUNC && S_ISREG(st.st_mode), by_name);
+		goto out;
 	case WRITES:
-		if (fd >= 0)
-			look_at_file(fd, WRITE, W_OK);
+		if (fd >= 0 && !S_ISDIR(st.st_mode))
+			look_at_file(fd, WRITE, W_OK, 1, by_name);
 		goto out;
 	case MARKS: case MARKS_ITSELF:
 		if (fd >= 0)
@@ -241,39 +366,43 @@ static void look_at_path(const struct observed *o, const struct notification *n,
 		if (fd >= 0)
 			goto out;      /* it is there already */
 		break;
-	case REPLACES:
-		break;
 	case REMOVES:
 		if (fd < 0)
 			goto out;
 		break;
 	default:
-		goto out;
+		break;
 	}
-	for (size_t length = strlen(path); length > 1 && path[length - 1] == '/'; length--)
-		path[length - 1] = 0;
-	slash = strrchr(path, '/');
-	last = slash ? slash + 1 : path;
-	if (!slash) {
-		look_at_place(base, last);
-		goto out;
-	}
-	{
-		static char upper[PATH_MAX];
+	if (fd >= 0 && is_mount(fd)) {
+		static char name[PATH_MAX];
 
-		memcpy(upper, path, (size_t)(last - path));
-		upper[last - path] = 0;
-		parent = open_as(base, tid, upper, O_DIRECTORY);
-		if (parent >= 0)
-			look_at_place(parent, last);
-		else if (errno == EACCES)
-			tell_unreachable(base, WRITE, path);
+		if (name_of_fd(fd, name))
+			tell_observed(WRITE, EROFS, name);
+		goto out;
 	}
+	parent = open_parent(*base, tid, path, &last);
+	if (parent >= 0)
+		look_at_place(parent, last);
+	else if (errno == EACCES)
+		tell_unreachable(*base, WRITE, path);
 out:
 	if (fd >= 0)
 		close(fd);
 	if (parent >= 0)
 		close(parent);
+}
+
+/* One slash for several, none before a dot that means nothing: so that /proc/self is known as such. */
+static void tidy_path(char *path)
+{
+	char *to = path;
+
+	for (const char *from = path; *from; from++)
+		if (from[0] == '/' && from[1] == '.' && from[2] == '/')
+			from++;
+		else if (from[0] != '/' || from[1] != '/')
+			*to++ = *from;
+	*to = 0;
 }
 
 static void look_at_call(const struct observed *o, const struct notification *n)
@@ -287,10 +416,17 @@ static void look_at_call(const struct observed *o, const struct notification *n)
 	if (o->does == CREATES)
 		flags = O_WRONLY | O_CREAT | O_TRUNC;
 	path[0] = 0;
-	if (o->path != NONE && n->args[o->path] && read_path(tid, n->args[o->path], path) < 0)
-		return;
-	/* Without a path it is about the descriptor itself. */
-	if (!path[0] && !(o->does == MARKS && (o->path == NONE || !n->args[o->path] || flags & AT_EMPTY_PATH)))
+	if (o->path != NONE && n->args[o->path]) {
+		int failed = read_path(tid, n->args[o->path], path);
+
+		if (failed < 0)
+			miss();
+		if (failed)
+			return;
+		tidy_path(path);
+	}
+	/* Without a path it is about the descriptor itself: for calls that have flags, and utimensat(2). */
+	if (!path[0] && !(o->does == MARKS && (o->path == NONE || (o->flags != NONE && (!n->args[o->path] || flags & AT_EMPTY_PATH)))))
 		return;
 	if (!path[0] && number == AT_FDCWD)
 		strcpy(path, ".");
@@ -301,12 +437,15 @@ static void look_at_call(const struct observed *o, const struct notification *n)
 	else
 		snprintf(base_path, sizeof base_path, "/proc/%d/fd/%d", (int)tid, number);
 	base = open(base_path, O_PATH | O_CLOEXEC);
-	if (base < 0)
+	if (base < 0) {
+		if (errno != ENOENT && errno != ESRCH)
+			miss();      /* and not a descriptor that is none */
 		return;
+	}
 	/* Only now is it certain that the memory was this caller's, and not that of a later process. */
 	if (ioctl(listener_fd, SECCOMP_IOCTL_NOTIF_ID_VALID_, &n->id) == 0) {
 		if (path[0])
-			look_at_path(o, n, base, path, flags);
+			look_at_path(o, n, &base, path, flags);
 		else
 			look_at_mark(base);
 	}

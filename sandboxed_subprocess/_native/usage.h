@@ -496,16 +496,27 @@ static void ended_usage(uint64_t *cpu_us, uint64_t *written)
  * where it is not, any process may have become the parent.
  *
  * A parent is looked at before its children, as its number is lower: so what a child has used cannot be seen twice in one look, as
- * its own and as what its parent has waited for. Where numbers have begun anew and that is not so, nothing is carried over. */
-static struct seen { pid_t pid, parent; uint64_t start, ticks, waited, written; } seen[MAX_PROCESSES];
+ * its own and as what its parent has waited for. Where numbers have begun anew and that is not so, nothing is carried over. But it
+ * may not be seen at all, if the parent waits for it between the two: then it comes at the next look, and what was carried over for
+ * it is given back (`owed`). */
+static struct seen { pid_t pid, parent; uint64_t start, ticks, waited, written; struct amount owed; } seen[MAX_PROCESSES];
 static size_t seen_count;
-static struct amount seen_ended, lost;
+static struct amount seen_ended, lost, owed_by_orphans;
 
 static int is_gone(const struct seen *s)
 {
 	struct process now;
 
 	return s->parent < s->pid && (read_process(s->pid, &now) < 0 ? kill(s->pid, 0) < 0 && errno == ESRCH : now.start != s->start);
+}
+
+/* What was carried over at the last look and has come after all. */
+static void give_back(uint64_t *lost_, uint64_t owed, uint64_t *came)
+{
+	const uint64_t back = owed < *came ? owed : *came;
+
+	*lost_ -= back;
+	*came -= back;
 }
 
 /* What of `gone` has not come; what has come beyond that stays in `came`. */
@@ -534,9 +545,16 @@ static void carry_over(struct amount ended)
 		if (at == seen_count || seen[at].pid != p->pid)
 			continue;
 		if (seen[at].start == p->start) {
+			struct process now;
+
 			p->known = 1;
+			/* Not to be looked into any more: what was seen is still true. But it may have ended since it was found, and then
+			 * its parent has it already. */
+			if (p->written < seen[at].written && read_process(p->pid, &now) == 0 && now.start == p->start && now.state != 'Z')
+				p->written = seen[at].written;
 			if (p->written < seen[at].written)
-				p->written = seen[at].written;      /* not to be looked into any more: what was seen is still true */
+				seen[at].written = p->written;
+			p->owed = seen[at].owed;
 			p->came = (struct amount){p->waited - seen[at].waited, p->written - seen[at].written};
 			at++;
 		}
@@ -545,11 +563,14 @@ static void carry_over(struct amount ended)
 		seen[gone++] = seen[at++];
 	for (size_t i = 0; i < gone; i++) {
 		struct process *parent = find_process(seen[i].parent);
-		struct amount *to = parent && is_ours(parent) && parent->known ? &parent->gone : &orphans;
+		const int is_known = parent && is_ours(parent) && parent->known;
+		struct amount *to = is_known ? &parent->gone : &orphans, *owed = is_known ? &parent->owed : &owed_by_orphans;
 
 		if (is_gone(seen + i)) {
 			to->ticks += seen[i].ticks;
 			to->written += seen[i].written;
+			owed->ticks += seen[i].owed.ticks;
+			owed->written += seen[i].owed.written;
 		}
 	}
 	seen_count = 0;
@@ -558,14 +579,20 @@ static void carry_over(struct amount ended)
 
 		if (!is_ours(p))
 			continue;
-		lost.ticks += missing(p->gone.ticks, &p->came.ticks);
-		lost.written += missing(p->gone.written, &p->came.written);
+		give_back(&lost.ticks, p->owed.ticks, &p->came.ticks);
+		give_back(&lost.written, p->owed.written, &p->came.written);
+		p->owed = (struct amount){missing(p->gone.ticks, &p->came.ticks), missing(p->gone.written, &p->came.written)};
+		lost.ticks += p->owed.ticks;
+		lost.written += p->owed.written;
 		rest.ticks += p->came.ticks;
 		rest.written += p->came.written;
-		seen[seen_count++] = (struct seen){p->pid, p->parent, p->start, p->ticks, p->waited, p->written};
+		seen[seen_count++] = (struct seen){p->pid, p->parent, p->start, p->ticks, p->waited, p->written, p->owed};
 	}
-	lost.ticks += missing(orphans.ticks, &rest.ticks);
-	lost.written += missing(orphans.written, &rest.written);
+	give_back(&lost.ticks, owed_by_orphans.ticks, &rest.ticks);
+	give_back(&lost.written, owed_by_orphans.written, &rest.written);
+	owed_by_orphans = (struct amount){missing(orphans.ticks, &rest.ticks), missing(orphans.written, &rest.written)};
+	lost.ticks += owed_by_orphans.ticks;
+	lost.written += owed_by_orphans.written;
 	seen_ended = ended;
 }
 
@@ -597,7 +624,7 @@ static int64_t soonest(void)
 static enum limit look(void)
 {
 	const struct usage before = used;
-	static int too_much_cpu;
+	static int too_much_cpu, too_much_written;
 	uint64_t private = 0, mapped = 0, tmpfs, objects;
 	struct amount ended;
 	int with_written = limits[L_WRITTEN] || plan->event_ms;
@@ -658,8 +685,12 @@ static enum limit look(void)
 		return L_PROCESSES;
 	if (limits[L_THREADS] && used.threads > limits[L_THREADS])
 		return L_THREADS;
-	if (limits[L_WRITTEN] && used.written > limits[L_WRITTEN])
+	/* Seen twice, as below, but for what is in our own figures or a single process's. */
+	too_much_written = limits[L_WRITTEN] && used.written > limits[L_WRITTEN] ? too_much_written + 1 : 0;
+	if (too_much_written > 1 || (too_much_written && used.processes == 1))
 		return L_WRITTEN;
+	if (too_much_written)
+		not_before = 0;
 	/* A moment later than the kernel's own limit for one process, whose signal a program may want to see. */
 	too_much_cpu = limits[L_CPU] && used.cpu_us > limits[L_CPU] + 200000 ? too_much_cpu + 1 : 0;
 	/* Seen twice: a child that ends between the look at it and the look at its parent counts double in one. */

@@ -44,7 +44,10 @@ WRITES = {
     "from a directory": ("os.open('new', os.O_CREAT | os.O_WRONLY, dir_fd=os.open(out, os.O_PATH))", "new"),
     "from the working directory": ("os.chdir(out); open('new', 'w')", "new"),
     "by the way of a link": ("os.symlink(out, 'link'); open('link/new', 'w')", "new"),
-    "by a link to it": ("os.symlink(out + '/new', 'link'); open('link', 'w')", None),
+    "by a link to it": ("os.symlink(out + '/new', 'link'); open('link', 'w')", "new"),
+    "by links to it": ("os.mkdir('d'); os.symlink('../link', 'd/l'); os.symlink(out + '/new', 'link'); open('d/l', 'w')", "new"),
+    "a pipe": ("os.open(out + '/pipe', os.O_RDWR | os.O_NONBLOCK)", "pipe"),
+    "a file without a name": ("os.open(out + '/empty', os.O_TMPFILE | os.O_WRONLY)", "empty"),
     "mkdir": ("os.mkdir(out + '/new/')", "new"),
     "mkfifo": ("os.mkfifo(out + '/new')", "new"),
     "symlink": ("os.symlink('x', out + '/new')", "new"),
@@ -71,12 +74,10 @@ def test_each_way_to_change_what_may_not_be_written_is_seen(run, observing, outs
         pytest.skip("by number")
     (outside / "there").write_text("there")
     (outside / "empty").mkdir()
+    os.mkfifo(outside / "pipe")
     line, name = WRITES[how]
     result = run([*silent(line), outside], policy=observing)
-    if name is None:  # a link that leads nowhere yet: the link's own directory could be written
-        assert seen(result) <= {("write", f"{outside}/new", "observer")}
-    else:
-        assert seen(result) == {("write", f"{outside}/{name}", "observer")}
+    assert seen(result) == {("write", f"{outside}/{name}", "observer")}
     assert (outside / "there").read_text() == "there" and not (outside / "new").exists() and (outside / "empty").is_dir()
 
 
@@ -93,7 +94,9 @@ FINE = (
     "os.makedirs(out, exist_ok=True)", "os.unlink(out + '/missing')", "os.mkdir(out)", "os.open(out + '/there', os.O_PATH)",
     "open('f', 'w')", "os.mkdir('d')", "os.rename('f', 'g')", "os.chmod('g', 0o600)", "os.unlink('g')", "os.rmdir('d')",
     "open('/dev/null', 'w')", "open('/tmp/f', 'w')", "open('')", "open('x' * 5000)",
-    "libc.open(None, 0)", "libc.open(ctypes.c_void_p(1), 0)", "libc.utimensat(99, None, None, 0)", "libc.fchmod(99, 0)",
+    "open('/dev/stdout', 'w')", "open('/dev/stderr', 'a')", "open('/dev/fd/1', 'w')", "open('/proc/./self//fd/1', 'w')", "os.symlink('/proc/self/fd/1', 'p'); open('p', 'a')", "os.open(out + '/there', os.O_CREAT | os.O_EXCL)",
+    "os.open(out, os.O_WRONLY)", "os.symlink('loop', 'loop'); open('loop')", "os.symlink(out, 'l'); os.open('l', os.O_NOFOLLOW)",
+    "os.truncate(out, 0)", "os.rename('missing', 'x')", "libc.utimensat(99, None, None, 0)", "libc.fchmod(99, 0)",
 )  # fmt: skip
 
 
@@ -102,6 +105,49 @@ def test_what_is_allowed_or_would_fail_anyway_is_no_violation(run, observing, ou
     (outside / "there").write_text("there")
     result = run([*silent(*FINE), outside], policy=observing)
     assert seen(result) == set(), result.stderr
+
+
+def test_what_cannot_be_looked_at_is_not_called_complete(run, observing):
+    """A path where no memory is: the call fails, too, but who looks cannot know why."""
+    result = run(silent("libc.open(ctypes.c_void_p(1), 0)", "libc.openat(99, b'x' * 5000, 0)"), policy=observing)
+    assert result.returncode == 0 and result.sandbox.violations_complete is False and result.sandbox.violations == ()
+
+
+def test_what_landlock_alone_refuses_is_seen(run, observing):
+    """The private /dev is a file system that could be written; and so is nothing of a /tmp that was not asked for."""
+    lines = ("open('/dev/made', 'w')", "os.mkdir('/dev/d')", "open('/tmp/made', 'w')", "open('/dev/null', 'w')")
+    found = seen(run(silent(*lines), policy=observing.replace(tmp="none")))
+    assert {detail for _, detail, _ in found} == {"/dev/made", "/dev/d", "/tmp/made"}
+
+
+def test_what_a_command_leaves_behind_is_observed_too(run, observing, outside):
+    """For as long as it may go on; and its calls do not fail for want of somebody who looks."""
+    script = f"(sleep .05; cat /etc/hostname; echo > {outside}/new) 2>/dev/null & cat /etc/hostname >/dev/null"
+    result = run(["sh", "-c", script], policy=observing)
+    assert result.stdout.strip() and seen(result) == {("write", f"{outside}/new", "observer")}
+
+
+@pytest.mark.filterwarnings("ignore::sandboxed_subprocess.SandboxWarning")
+@pytest.mark.skipif(TIER != "namespaces", reason="about another tier than the session's")
+def test_what_is_not_observed_is_not_called_complete(ws, observing):
+    """A gap is not silence that means something."""
+    needs("landlock")
+    report = sp.run(["true"], cwd=ws, policy=observing.replace(enforcement="best-effort", backend="landlock")).sandbox
+    assert report.violations_complete is False and any("observe" in gap for gap in report.gaps)
+
+
+def test_what_is_protected_in_the_workspace_is_seen(run, observing, ws):
+    """A write below .git, and its move: it is a mount, and the kernel says that it is busy."""
+    (ws / ".git").mkdir()
+    (ws / ".git/config").write_text("")
+    found = seen(run(silent("open('.git/config', 'a')", "os.rename('.git', 'moved')", "os.unlink('.git/config')"), policy=observing))
+    assert {detail for _, detail, _ in found} == {f"{ws}/.git/config", f"{ws}/.git"}
+
+
+def test_where_not_everything_can_be_read_nothing_is_called_complete(run, observing):
+    """What is not shown is not there; nobody can tell it from what never was."""
+    result = run(["true"], policy=observing.replace(read="minimal", deny_read=()))
+    assert result.returncode == 0 and result.sandbox.violations_complete is False
 
 
 @pytest.mark.skipif(ROOT, reason="root may write it")
