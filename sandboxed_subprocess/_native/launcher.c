@@ -2937,6 +2937,7 @@ struct carried {
 };
 
 static int wrapper_says = -1;              /* monitor: a memfd with bubblewrap's messages */
+static int wrapper_ended, wrapper_status;  /* monitor: it was reaped before anybody waited for its end */
 
 static void tell_wrapper_failed(const char *step, int status)
 {
@@ -3162,6 +3163,8 @@ static void __attribute__((noreturn)) monitor_loop(pid_t init)
 	setrlimit(RLIMIT_CORE, &no_core);
 	if (chdir("/") < 0)
 		_exit(125);
+	if (wrapper_ended)
+		kill(getpid(), SIGCHLD);      /* blocked, so it is there to be taken; should its own have been taken already */
 	for (;;) {
 		siginfo_t info;
 		int32_t request[2];
@@ -3172,7 +3175,9 @@ static void __attribute__((noreturn)) monitor_loop(pid_t init)
 		if (signal_number == SIGCHLD) {
 			/* Only a reaped init proves that its pid namespace is empty (man 7 pid_namespaces); bubblewrap ends when it
 			 * has reaped ours. Not there at all (ECHILD) is no reason to wait for it. */
-			if (waitpid(init, &raw, WNOHANG) == 0)
+			if (wrapper_ended)
+				raw = wrapper_status;
+			else if (waitpid(init, &raw, WNOHANG) == 0)
 				continue;
 			/* Twice: init may have ended with a forwarded signal unread, and the first call then says no more than that
 			 * (ECONNRESET, net/unix/af_unix.c). */
@@ -3323,12 +3328,15 @@ static pid_t start_wrapper(void)
 			struct pollfd word = {.fd = pair[0], .events = POLLIN};
 
 			n = poll(&word, 1, 20) > 0 ? recv(pair[0], &begun, 1, MSG_DONTWAIT) : -1;
-			/* Process 1 may begin after bubblewrap was killed: then its number is no child's of ours any more, and
-			 * whoever waits for that waits for ever. */
+			/* It may have begun and be over already: killed, or a short command on a busy machine. Then its number
+			 * is no child's of ours any more, and whoever waited for that would wait for ever. */
+			if (n == 1) {
+				wrapper_ended = ended;
+				wrapper_status = status;
+				return wrapper;
+			}
 			if (n == 0 || ended)
 				break;
-			if (n == 1)
-				return wrapper;
 			ended = waitpid(wrapper, &status, WNOHANG) == wrapper;
 		}
 		if (!ended) {

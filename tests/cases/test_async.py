@@ -229,9 +229,9 @@ def test_asyncio_run_ends_what_its_tasks_had_running(ws, policy, token):
     """It cancels all tasks it knows of, in any order. One that ends a tree must come to its end, before the loop does."""
 
     async def main():
-        script = f"trap 'echo bye > said; exit' TERM; sleep {token} & while :; do sleep 0.01; done"
-        tasks = [asyncio.ensure_future(aio.run(["sh", "-c", script], policy=policy, cwd=ws)) for _ in range(3)]
-        while len(processes_with(token)) < 3:
+        script = f"trap 'echo bye > said; exit' TERM; sleep {token} & echo > ready-$1; while :; do sleep 0.01; done"
+        tasks = [asyncio.ensure_future(aio.run(["sh", "-c", script, "sh", n], policy=policy, cwd=ws)) for n in "abc"]
+        while len(list(ws.glob("ready-*"))) < 3:  # the launcher has the token in its arguments, before the trap is set
             await asyncio.sleep(0.01)
         assert not any(task.done() for task in tasks)
 
