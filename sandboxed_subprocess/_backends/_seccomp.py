@@ -148,7 +148,7 @@ def _pyseccomp() -> Any:
 
 def compile_filter(
     exceptions: tuple[str, ...] = (), notify: bool = False, shut_truncate: bool = False, sockets: str = "own",
-    count_writes: bool = False, look_into: bool = False, observe: bool = False,
+    count_writes: bool = False, look_into: bool = False,
 ) -> bytes:  # fmt: skip
     """A BPF program: an array of struct sock_filter (linux/filter.h) in native byte order.
 
@@ -162,12 +162,11 @@ def compile_filter(
     emptied only through a descriptor that is open for writing: for kernels whose Landlock does not see truncate(2). With
     `count_writes`, space is taken by writing only, since that is what the kernel counts: programs that ask for it beforehand are
     told that this file system cannot do so (EOPNOTSUPP), and write. With `look_into`, no process can hide from init what it uses.
-    With `observe`, calls that name a file are handed to the holder of the listener too; see `compile_observing`.
 
     Raises:
         Missing: libseccomp cannot be loaded, or there is nothing here that it could compile for.
     """
-    return compile_observing(exceptions, notify, shut_truncate, sockets, count_writes, look_into, observe)[0]
+    return compile_observing(exceptions, notify, shut_truncate, sockets, count_writes, look_into, False)[0]
 
 
 @functools.lru_cache(64)
@@ -175,8 +174,12 @@ def compile_observing(
     exceptions: tuple[str, ...], notify: bool, shut_truncate: bool, sockets: str, count_writes: bool, look_into: bool,
     observe: bool,
 ) -> tuple[bytes, tuple[Observed, ...]]:  # fmt: skip
-    """As `compile_filter`; and what the holder of the listener has to know of the calls that it only observes, and of which of
-    them it has to refuse: the filter cannot tell it for which of its rules it was asked."""
+    """As `compile_filter`; with `observe`, calls that name a file are handed to the holder of the listener too.
+
+    Returns:
+        The program; and of each such call what the holder has to know, also when it has to refuse it: the filter cannot tell it
+        for which of its rules it was asked.
+    """
     assert notify or not observe
     scmp = _pyseccomp()
     try:

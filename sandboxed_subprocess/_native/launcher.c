@@ -333,6 +333,7 @@ static const char *next_record(const char *at, struct record *r)
 }
 
 static void add_observed(const struct record *r);
+static int has_observed(void);
 
 #define FOR_EACH_RECORD(r) \
 	for (const char *at_ = (const char *)(plan + 1); at_ < plan_end && (at_ = next_record(at_, &(r)), 1);)
@@ -459,6 +460,8 @@ static void parse(int fd)
 	default:
 		break;
 	}
+	if (plan->flags & F_OBSERVE ? !(plan->flags & F_LISTENER) : has_observed())
+		bad_plan("plan: nobody to observe what it names");
 	if (!execs || sources != plan->sources || kept > MAX_KEEP || wrappers != !!(plan->flags & F_WRAPPED))
 		bad_plan("plan: incomplete, or more than it says");
 	candidates = table(execs + 1, sizeof *candidates);

@@ -39,6 +39,11 @@ static void add_observed(const struct record *r)
 	observed[observed_count++] = o;
 }
 
+static int has_observed(void)
+{
+	return observed_count != 0;
+}
+
 /* Any group of conditions, all of which hold. */
 static int is_refused(const struct observed *o, const struct notification *n)
 {
@@ -58,6 +63,7 @@ static int is_refused(const struct observed *o, const struct notification *n)
 	return 0;
 }
 
+/* Something may have been refused that nobody is told of: the caller then does not call its list complete. */
 static void miss(void)
 {
 	*untold = 1;
@@ -110,7 +116,7 @@ static void tell_observed(uint32_t kind, int error, const char *path)
 	/* The record of the end must find room, and whoever listens may do so only then. */
 	if (told_count == sizeof told / sizeof *told - 1 || ioctl(launch_socket, SIOCOUTQ_, &unread) < 0 || unread > 131072 ||
 	    send(launch_socket, &m, offsetof(__typeof__(m), path) + length, MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
-		*untold = 1;
+		miss();
 	else
 		told[at] = hash, told_count++;
 }
@@ -139,9 +145,10 @@ static int refusal(int fd, int mode)
 	snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
 	if (access(link, mode) == 0)
 		return 0;
-	if (errno != EROFS && errno != EACCES)
-		miss();
-	return errno;
+	if (errno == EROFS || errno == EACCES)
+		return errno;
+	miss();
+	return 0;
 }
 
 static int is_readonly(int fd)
@@ -302,7 +309,10 @@ static int is_mount(int fd)
 {
 	static uint64_t buffer[32];      /* struct statx: the attributes are in the second of these */
 
-	return syscall(SYS_statx, fd, "", AT_EMPTY_PATH, 0u, buffer) == 0 && buffer[1] & 0x2000 /* STATX_ATTR_MOUNT_ROOT */;
+	if (syscall(SYS_statx, fd, "", AT_EMPTY_PATH, 0u, buffer) == 0)
+		return (buffer[1] & 0x2000 /* STATX_ATTR_MOUNT_ROOT */) != 0;
+	miss();
+	return 0;
 }
 
 static void look_at_path(const struct observed *o, const struct notification *n, int *base, char *path, uint64_t flags)
@@ -385,6 +395,8 @@ static void look_at_path(const struct observed *o, const struct notification *n,
 		look_at_place(parent, last);
 	else if (errno == EACCES)
 		tell_unreachable(*base, WRITE, path);
+	else if (errno != ENOENT && errno != ENOTDIR)
+		miss();
 out:
 	if (fd >= 0)
 		close(fd);

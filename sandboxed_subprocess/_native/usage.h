@@ -685,7 +685,7 @@ static enum limit look(void)
 		return L_PROCESSES;
 	if (limits[L_THREADS] && used.threads > limits[L_THREADS])
 		return L_THREADS;
-	/* Seen twice, as below, but for what is in our own figures or a single process's. */
+	/* Seen twice, as below; a single process cannot be counted double. */
 	too_much_written = limits[L_WRITTEN] && used.written > limits[L_WRITTEN] ? too_much_written + 1 : 0;
 	if (too_much_written > 1 || (too_much_written && used.processes == 1))
 		return L_WRITTEN;

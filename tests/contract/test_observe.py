@@ -10,6 +10,7 @@ import pytest
 from conftest import ROOT, TIER
 
 import sandboxed_subprocess as sp
+from sandboxed_subprocess._backends import _records
 from sandboxed_subprocess.testing import needs
 
 PY = sys.executable
@@ -120,9 +121,11 @@ def test_what_landlock_alone_refuses_is_seen(run, observing):
     assert {detail for _, detail, _ in found} == {"/dev/made", "/dev/d", "/tmp/made"}
 
 
-def test_what_a_command_leaves_behind_is_observed_too(run, observing, outside):
-    """For as long as it may go on; and its calls do not fail for want of somebody who looks."""
-    script = f"(sleep .05; cat /etc/hostname; echo > {outside}/new) 2>/dev/null & cat /etc/hostname >/dev/null"
+def test_what_a_command_leaves_behind_is_observed_too(run, observing, outside, monkeypatch):
+    """For as long as it may go on (here longer, so that no machine is too slow); and its calls do not fail for want of somebody who
+    looks."""
+    monkeypatch.setattr(_records, "_GRACE_MS", 20_000)
+    script = f"(sleep .2; cat /etc/hostname; echo > {outside}/new) 2>/dev/null & cat /etc/hostname >/dev/null"
     result = run(["sh", "-c", script], policy=observing)
     assert result.stdout.strip() and seen(result) == {("write", f"{outside}/new", "observer")}
 
