@@ -76,6 +76,9 @@ class Report(Fields):
             sandbox itself was killed from outside).
         limit: the field of `Limits` that ended the run.
         limit_reached: what the tree had come to when it was ended: bytes, seconds, a number; None where the kernel did it.
+        limits_by: who held the limits of the tree: "cgroup" (a control group made for the run: the kernel bounds memory of every
+            kind and the number of threads, and counts processor time exactly; the rest as without one), "init" (process 1 of the
+            sandbox looks at its tree many times a second), None where there were none.
         violations: what was refused, as far as it was seen.
         violations_complete: whether nothing can be missing from them: no refused system call, and no file that was refused. Only
             with `Policy.observe`, and `read="all"` (else much is simply not there); without it, paths are known by what a command
@@ -94,6 +97,7 @@ class Report(Fields):
     ended: str | None = None
     limit: str | None = None
     limit_reached: float | None = None
+    limits_by: str | None = None
     usage: Usage | None = None
     violations: tuple[Violation, ...] = ()
     violations_complete: bool = False

@@ -7,6 +7,7 @@ import importlib
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,11 @@ from sandboxed_subprocess.testing import must_work, needs
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "helpers"))
 from tier_gaps import gap
+
+# A shell starts what it puts in the background with these ignored, and everything started here would inherit that.
+for number in (signal.SIGINT, signal.SIGQUIT):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 ROOT = os.geteuid() == 0
 # Not below /tmp: the sandbox replaces that, and an attack on a directory that is not there proves nothing.

@@ -36,7 +36,7 @@ _ENDED = struct.Struct("=IiQQQQQQIIIIII1024s")
 _PROGRESS = struct.Struct("=IIIIQQQQ")
 _DENIED = struct.Struct("=Ii")
 _OBSERVED = struct.Struct("=IIiI")
-_UNTOUCHED, _UNSEEN, _UNTOLD = 1, 2, 4
+_UNTOUCHED, _UNSEEN, _UNTOLD, _GROUP = 1, 2, 4, 8
 _UNITS = {WALL: 1e3, CPU: 1e6}  # of what the launcher counts, in one of ours
 _PATIENCE_MS = 50
 _CREDENTIALS = struct.Struct("=iII")
@@ -203,6 +203,8 @@ class ChannelLaunch(Launch):
             self._lease = None
         self.returncode = os.waitstatus_to_exitcode(status)
         rss *= 1024
+        if any(value is not None for value in (limits.memory_bytes, limits.processes, limits.cpu_seconds, limits.written_bytes)):
+            report.limits_by = "cgroup" if flags & _GROUP else "init"
         if flags & _UNSEEN:
             report.notes += ("who answers for refused system calls was killed: later ones are not among the violations",)
         # Where only some of the host is there, what is not is not told from what never was.

@@ -21,11 +21,23 @@ from .._launch import Launch
 from .._plan import Command, Composition, Feature, Plan
 from .._policy import Limits
 from .._report import Report
-from . import DEVNULL, StdlibPopen, TimeoutExpired, _descriptors
+from . import DEVNULL, StdlibPopen, TimeoutExpired, _descriptors, _groups
 from ._channel import ChannelLaunch, send_plan, setup_error
 from ._descriptors import Lease, above_stdio, apart, identity
 from ._landlock import TRUNCATE, Landlock
-from ._records import ARGV0, EXEC, LISTENER, OBSERVES, ROOT_FILES, command_flags, command_records, filter_record, header, record
+from ._records import (
+    ARGV0,
+    EXEC,
+    LISTENER,
+    OBSERVES,
+    ROOT_FILES,
+    command_flags,
+    command_records,
+    filter_record,
+    group_record,
+    header,
+    record,
+)
 from ._seccomp import compile_filter
 
 # What the launcher itself sees to, whatever is around it.
@@ -177,7 +189,17 @@ class LauncherBackend:
         """Whether RLIMIT_NPROC counts the processes of the sandbox only."""
         return False
 
+    # Whether a control group is of use where no limit asks for one.
+    ends_by_group = False
+
     # --------------------------------------------------------------------------------------------------------------------------
+
+    def group(self, limits: Limits) -> bytes:
+        """Where the launcher may make a control group for the run, if it may."""
+        if limits.memory_bytes is limits.processes is limits.cpu_seconds is None and not self.ends_by_group:
+            return b""
+        place = _groups.place()
+        return group_record(limits, *place) if place is not None else b""
 
     def program(self) -> int:
         """A descriptor of the launcher: the one that is kept, or a new one.
@@ -262,6 +284,7 @@ class LauncherBackend:
                 rendered.records,
                 self.filter(tuple(policy.syscall_exceptions), policy.network == "none", policy.limits, self.observes(plan)),
                 command_records(command, policy.limits, self.counts(command)),
+                self.group(policy.limits),
                 self.late_records(plan, program, {program, number, *command.keep_fds}, cleanup),
             ]
             limit = policy.limits.memory_bytes

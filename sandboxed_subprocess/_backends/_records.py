@@ -17,12 +17,12 @@ from .._plan import Command, Plan
 from .._policy import Limits
 from ._seccomp import Observed, compile_observing
 
-MAGIC = b"sbxplan6"
+MAGIC = b"sbxplan7"
 HEADER = struct.Struct("=8sIIIIIIIiQQQQ24s24s")
 _RECORD = struct.Struct("=IIIIQQ")
 (ARGV0, EXEC, KEEP, GROUP, RLIMIT, FILTER, SOURCE, BASE, MKDIR, FILE, LINK, TBIND, ATTACH, PROTECT,
  PROC, DEVPTS, RULE, MASK, SEAL, ALIAS, SOCKET, WRAPPER, DATA, CHECK, TIDY, OPTION, PLACE,
- LIMIT, OBSERVE) = range(1, 30)  # fmt: skip
+ LIMIT, OBSERVE, CGROUP) = range(1, 31)  # fmt: skip
 # In the header.
 (NETNS, _UID, _GID, _GROUPS, _SETSID, _SETPGID, LISTENER, WRAPPED, NO_VIEW, ROOT_FILES, RULESET,
  OBSERVES) = (1 << bit for bit in range(12))  # fmt: skip
@@ -140,6 +140,23 @@ def command_records(command: Command, limits: Limits, counted: bool) -> bytes:
         most = threads_of(limits.processes) + 64
         out.append(record(RLIMIT, _RLIMIT_NPROC, 0, most, most))
     return b"".join(out)
+
+
+_GROUP_OTHERS = 8  # threads of the launcher's own, and of bubblewrap's, in the group
+_GROUP_SLACK = 4 << 20  # bytes of theirs
+
+
+def group_record(limits: Limits, place: str, holds: bool, threads: int | None) -> bytes:
+    """
+    Args:
+        place, holds, threads: see `_groups.Place`.
+    """
+    # A little above the limits, of which init is told first: the run is ended then, where the kernel would only refuse.
+    memory = limits.memory_bytes + _GROUP_SLACK if holds and limits.memory_bytes is not None else 0
+    pids = threads_of(limits.processes) + 1 + _GROUP_OTHERS if limits.processes is not None else 0
+    if threads is not None:
+        pids = min(pids or threads, threads)
+    return record(CGROUP, 0, 0, memory, pids if holds else 0, os.fsencode(place))
 
 
 def threads_of(processes: int) -> int:

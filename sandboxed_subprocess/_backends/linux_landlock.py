@@ -62,6 +62,7 @@ class LandlockOnly(LauncherBackend):
     name = "landlock"
     kind = "LinuxLandlock"
     mode = NO_VIEW
+    ends_by_group = True  # what got away from init, the kernel ends
     leases = RULESET
 
     def _claim(self, found: set[Feature], no_listener: str) -> None:

@@ -38,6 +38,11 @@ def _facts() -> dict[str, str]:
         from .._backends._landlock import landlock
 
         found = landlock()
+        from .._backends import _groups
+
+        place = _groups.place()
+        held = place is not None and place.holds
+        facts["control groups"] = f"below {place.path}" if place is not None and held else f"none ({_groups.why_not()})"
         facts["landlock"] = f"ABI {found.abi}" + (f" ({found.missing})" if found.missing else "")
         for name, path in (
             ("user namespaces", "/proc/sys/user/max_user_namespaces"),

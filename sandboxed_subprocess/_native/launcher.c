@@ -166,7 +166,7 @@ enum {
 enum kind {
 	K_ARGV0 = 1, K_EXEC, K_KEEP, K_GROUP, K_RLIMIT, K_FILTER,
 	K_SOURCE, K_BASE, K_MKDIR, K_FILE, K_LINK, K_TBIND, K_ATTACH, K_PROTECT, K_PROC, K_DEVPTS, K_RULE, K_MASK, K_SEAL, K_ALIAS, K_SOCKET,
-	K_WRAPPER, K_DATA, K_CHECK, K_TIDY, K_OPTION, K_PLACE, K_LIMIT, K_OBSERVE,
+	K_WRAPPER, K_DATA, K_CHECK, K_TIDY, K_OPTION, K_PLACE, K_LIMIT, K_OBSERVE, K_CGROUP,
 	K_COUNT
 };
 
@@ -178,7 +178,7 @@ static const struct { unsigned char strings, raw; } shape[K_COUNT] = {
 	[K_LINK] = {2, 0}, [K_TBIND] = {2, 0}, [K_ATTACH] = {1, 0}, [K_PROTECT] = {1, 0}, [K_PROC] = {0, 0},
 	[K_DEVPTS] = {1, 0}, [K_RULE] = {1, 0}, [K_MASK] = {3, 0}, [K_SEAL] = {1, 0}, [K_ALIAS] = {2, 0}, [K_SOCKET] = {1, 0},
 	[K_WRAPPER] = {1, 1}, [K_DATA] = {0, 1}, [K_CHECK] = {1, 0}, [K_TIDY] = {1, 0}, [K_OPTION] = {1, 1}, [K_PLACE] = {1, 0},
-	[K_LIMIT] = {0, 0}, [K_OBSERVE] = {0, 1},
+	[K_LIMIT] = {0, 0}, [K_OBSERVE] = {0, 1}, [K_CGROUP] = {1, 0},
 };
 struct record {
 	enum kind kind;
@@ -207,6 +207,8 @@ static uint32_t *group_list;
 static int *source_fd;
 enum limit { L_NONE, L_WALL, L_MEMORY, L_PROCESSES, L_THREADS, L_WRITTEN, L_CPU, L_COUNT };
 static uint64_t limits[L_COUNT];           /* of the tree: milliseconds, bytes, numbers, bytes, microseconds; 0: none */
+static const char *group_place;            /* where a control group may be made, or NULL */
+static uint64_t group_memory_max, group_pids_max;      /* what the kernel is to hold it to, a little above the limits; 0: nothing */
 static char **command_argv;
 static char *arguments, *arguments_end;    /* where the strings of argv lie */
 extern char **environ;
@@ -239,7 +241,7 @@ struct ended {
 	uint32_t processes, threads, limit, left_behind, flags, unused;
 	char names[1024];
 };
-enum { E_UNTOUCHED = 1, E_UNSEEN = 2, E_UNTOLD = 4 };
+enum { E_UNTOUCHED = 1, E_UNSEEN = 2, E_UNTOLD = 4, E_GROUP = 8 };
 struct denied { uint32_t type; int32_t number; };
 struct progress { uint32_t type, processes, threads, unused; uint64_t cpu_us, memory, written, wall_ms; };
 
@@ -259,9 +261,12 @@ static void report_failure(uint32_t type, const char *step, int error, const cha
 
 static const char *step_name = "start", *step_path;
 
+static void remove_group(void);
+
 static void __attribute__((noreturn)) give_up(void)
 {
 	report_failure(M_FAILED, step_name, errno, step_path);
+	remove_group();
 	_exit(125);
 }
 
@@ -410,7 +415,7 @@ static void parse(int fd)
 	plan = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE | MAP_POPULATE, fd, 0);
 	if (plan == MAP_FAILED)
 		bad_plan("plan: cannot be mapped");
-	if (memcmp(plan->magic, "sbxplan6", 8) || plan->size != (uint64_t)st.st_size)
+	if (memcmp(plan->magic, "sbxplan7", 8) || plan->size != (uint64_t)st.st_size)
 		bad_plan("plan: written for another version of the launcher; reinstall sandboxed_subprocess");
 	if (plan->flags & F_ROOT_FILES && plan->flags & (F_WRAPPED | F_NO_VIEW))
 		bad_plan("plan: root's power over files needs a user namespace of our own");
@@ -439,6 +444,11 @@ static void parse(int fd)
 		if (r.n.a == L_NONE || r.n.a >= L_COUNT || !r.n.c)
 			bad_plan("plan: not a limit");
 		limits[r.n.a] = r.n.c;
+		break;
+	case K_CGROUP:
+		group_place = r.s[0];
+		group_memory_max = r.n.c;
+		group_pids_max = r.n.d;
 		break;
 	case K_SOURCE:
 		sources++;
@@ -623,11 +633,19 @@ static int64_t now_ms(void)
 	return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
+#include "group.h"
+
 /* ---- init: building the sandbox ------------------------------------------------------------------------------------ */
 
 static void __attribute__((noreturn)) leave(int status);
 static int switch_user(void);
 static int has_capability(int number);
+
+/* Born in it, the group is the top of all that the sandbox sees of groups; made one clone earlier, it would be the caller's. */
+static int own_groups(void)
+{
+	return unshare(CLONE_NEWCGROUP);
+}
 
 static int begin_session(void)
 {
@@ -2028,7 +2046,7 @@ static int say_running(void)
 
 static void only_keep(int *fds, size_t n)
 {
-	uint32_t sorted[8], from = 0;
+	uint32_t sorted[16], from = 0;
 
 	for (size_t i = 0; i < n; i++)
 		sorted[i] = (uint32_t)fds[i];
@@ -2649,17 +2667,22 @@ static void __attribute__((noreturn)) init_loop(void)
 		leave(125);
 	{
 		int mine[] = {signals, pair[1], caller_fd, launch_socket, tmpfs_fd < 0 ? signals : tmpfs_fd,
-			listener_fd < 0 ? signals : listener_fd, io_fd < 0 ? signals : io_fd};
-		only_keep(mine, 7);
+			listener_fd < 0 ? signals : listener_fd, io_fd < 0 ? signals : io_fd, signals, signals, signals, signals, signals, signals};
+		for (int i = 0; i < G_COUNT; i++)
+			if (group_files[i] >= 0)
+				mine[7 + i] = group_files[i];
+		only_keep(mine, 13);
 	}
 	e.type = M_ENDED;
 	shared_at_first = host_shared();
 	plan_next_look(now_us());
 	for (;;) {
-		struct pollfd p[5] = {
+		struct pollfd p[7] = {
 			{.fd = signals, .events = POLLIN}, {.fd = caller_fd, .events = POLLIN}, {.fd = pair[1], .events = POLLIN},
 			{.fd = socket_open ? launch_socket : -1, .events = POLLIN},
 			{.fd = listener_fd, .events = POLLIN},
+			{.fd = command_done || !limits[L_MEMORY] ? -1 : group_files[G_EVENTS], .events = POLLPRI},
+			{.fd = command_done || !limits[L_THREADS] ? -1 : group_files[G_PIDS], .events = POLLPRI},
 		};
 		int64_t wait, began;
 
@@ -2674,6 +2697,10 @@ static void __attribute__((noreturn)) init_loop(void)
 			if (connector_pid && !(plan->flags & F_OBSERVE))
 				kill(connector_pid, SIGKILL);
 			deadline = now_ms() + plan->grace_ms;
+			/* It may be the one that the kernel has ended, or it leaves no time to be told of another. */
+			crossed = crossed_in_group();
+			if (crossed != L_NONE)
+				break;
 		}
 		if (command_done && (state & 2 || (deadline - now_ms()) <= 0))
 			break;
@@ -2706,8 +2733,13 @@ static void __attribute__((noreturn)) init_loop(void)
 			wait = 0;      /* more to reap, but first whatever else there is */
 		if (command_done && !(plan->flags & F_OBSERVE))
 			p[4].fd = -1;      /* what is left has a moment to end; it gets no connector any more, which would be left too */
-		if (poll(p, 5, (int)wait) < 0 && errno != EINTR)
+		if (poll(p, 7, (int)wait) < 0 && errno != EINTR)
 			leave(125);
+		if (p[5].revents || p[6].revents) {
+			crossed = crossed_in_group();
+			if (crossed != L_NONE)
+				break;
+		}
 		if (p[4].revents & POLLIN)
 			start_connector();
 		else if (p[4].revents)
@@ -2767,7 +2799,10 @@ static void __attribute__((noreturn)) init_loop(void)
 			e.system_us = (uint64_t)u.ru_stime.tv_sec * 1000000 + (uint64_t)u.ru_stime.tv_usec;
 			e.max_rss_kb = (uint64_t)u.ru_maxrss;
 		}
+		(void)group_time(&e.user_us, &e.system_us);      /* those of whom nobody has waited for, too */
 	}
+	if (group_files[G_STAT] >= 0)
+		e.flags |= E_GROUP;
 	if (connector_ended && (!command_done || plan->flags & F_OBSERVE))
 		e.flags |= E_UNSEEN;
 	if (untold && *untold)
@@ -2789,7 +2824,7 @@ static void __attribute__((noreturn)) init_loop(void)
 }
 
 static const struct step init_steps[] = {
-	{"session", begin_session}, {"identity", own_identity}, {"loopback", loopback}, {"open_tree", open_sources},
+	{"session", begin_session}, {"cgroup", own_groups}, {"identity", own_identity}, {"loopback", loopback}, {"open_tree", open_sources},
 	{"readonly", readonly_world}, {"view", build_view}, {"chdir", enter_cwd}, {NULL, NULL},
 };
 static int tell_begun(void)
@@ -2852,6 +2887,9 @@ static void __attribute__((noreturn)) init_main(void)
 
 	if (pair[0] >= 0)
 		close(pair[0]);
+	if (place_fd >= 0)
+		close(place_fd);
+	place_fd = -1;      /* the group is the monitor's to remove */
 	/* argv is the command's, and it has a copy: "pgrep -f" inside would find process 1 for whatever it looks for. */
 	memset(arguments, 0, (size_t)(arguments_end - arguments));
 	strncpy(arguments, "sandbox-init", (size_t)(arguments_end - arguments) - 1);
@@ -2864,6 +2902,9 @@ static void __attribute__((noreturn)) init_main(void)
 		}
 		mark(steps->name);
 	}
+	open_group();
+	if (plan->flags & F_WRAPPED)
+		(void)group_time(&group_user_before, &group_system_before);
 	step_name = "vfork";
 	step_path = NULL;
 	/* vfork: init sleeps until the command has execed or failed, and reads the failure from their shared memory. */
@@ -2931,7 +2972,7 @@ static void stop_as_asked(int signal_number)
  */
 
 struct carried {
-	int32_t plan, socket, pair, caller, stream[3], sigchld_ignored, is_first;
+	int32_t plan, socket, pair, caller, group, stream[3], sigchld_ignored, is_first;
 	struct sched_attr_ usual;
 	uint32_t umask, argc, envc;
 	uint64_t outside[NAMESPACES];
@@ -3011,6 +3052,9 @@ static void wrap(void)
 
 	step_name = "wrapper";
 	step_path = NULL;
+	if (place_fd >= 0)
+		close(place_fd);
+	place_fd = -1;
 	/* Not killed with us (PR_SET_PDEATHSIG): its own child would wait for it for ever, if it died before it has written the maps.
 	 * Left alone it starts process 1, which finds nobody at the other end of the pair and ends. Nor is it stopped with us, when
 	 * somebody stops our group: it could not be ended then. */
@@ -3020,6 +3064,7 @@ static void wrap(void)
 	c.socket = launch_socket;
 	c.pair = pair[1];
 	c.caller = caller_fd;
+	c.group = group_fd;
 	c.sigchld_ignored = sigchld_ignored;
 	c.is_first = is_first;
 	c.usual = usual;
@@ -3081,7 +3126,7 @@ static void wrap(void)
 		}
 	}
 	if (lseek(options, 0, SEEK_SET) < 0 || inherit(options) < 0 || inherit(plan_fd) < 0 || inherit(launch_socket) < 0 ||
-	    inherit(pair[1]) < 0 || inherit(caller_fd) < 0 || inherit(carry) < 0)
+	    inherit(pair[1]) < 0 || inherit(caller_fd) < 0 || inherit(carry) < 0 || (group_fd >= 0 && inherit(group_fd) < 0))
 		give_up();
 	snprintf(inside, sizeof inside, "sandboxed-subprocess-inside %d", carry);
 	{
@@ -3110,6 +3155,7 @@ static void __attribute__((noreturn)) inside_main(int carry)
 	launch_socket = c->socket;
 	pair[1] = c->pair;
 	caller_fd = c->caller;
+	group_fd = c->group;
 	sigchld_ignored = c->sigchld_ignored;
 	is_first = c->is_first;
 	usual = c->usual;
@@ -3122,7 +3168,7 @@ static void __attribute__((noreturn)) inside_main(int carry)
 	sigprocmask(SIG_SETMASK, &everything, NULL);
 	/* Any of these may have a number that the command was to have, and that was closed before we began. */
 	{
-		const int own[] = {c->socket, c->pair, c->caller, c->plan};
+		const int own[] = {c->socket, c->pair, c->caller, c->plan, c->group < 0 ? c->plan : c->group};
 		for (size_t i = 0; i < sizeof own / sizeof *own; i++)
 			if (fcntl(own[i], F_SETFD, FD_CLOEXEC) < 0)
 				give_up();
@@ -3154,14 +3200,33 @@ static void __attribute__((noreturn)) inside_main(int carry)
 	init_main();
 }
 
+/* For an init that was the largest process of a tree which had used up its memory. */
+static void tell_ran_out(void)
+{
+	static struct ended e;
+	char text[256];
+
+	e.type = M_ENDED;
+	e.status = SIGKILL;
+	e.flags = E_GROUP;
+	e.limit = L_MEMORY;
+	e.memory = e.limit_value = group_memory_max;
+	if (read_in_group("cpu.stat", text, sizeof text) == 0) {
+		e.user_us = number_in(text, "user_usec");
+		e.system_us = number_in(text, "system_usec");
+	}
+	(void)send(launch_socket, &e, sizeof e, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
 static void __attribute__((noreturn)) monitor_loop(pid_t init)
 {
 	/* 1, not 0: with 0 a kernel that pipes cores to a handler still calls it (fs/coredump.c). */
 	const struct rlimit no_core = {1, 1};
 
 	{
-		int mine[] = {pair[0], plan->flags & F_WRAPPED ? launch_socket : pair[0], wrapper_says < 0 ? pair[0] : wrapper_says};
-		only_keep(mine, 3);
+		int mine[] = {pair[0], plan->flags & F_WRAPPED || group_fd >= 0 ? launch_socket : pair[0], wrapper_says < 0 ? pair[0] : wrapper_says,
+			group_fd < 0 ? pair[0] : group_fd, place_fd < 0 ? pair[0] : place_fd};
+		only_keep(mine, 5);
 	}
 	setrlimit(RLIMIT_CORE, &no_core);
 	if (chdir("/") < 0)
@@ -3185,8 +3250,12 @@ static void __attribute__((noreturn)) monitor_loop(pid_t init)
 			/* Twice: init may have ended with a forwarded signal unread, and the first call then says no more than that
 			 * (ECONNRESET, net/unix/af_unix.c). */
 			for (int i = 0; i < 2; i++)
-				if (recv(pair[0], &status, sizeof status, MSG_DONTWAIT) == sizeof status)
+				if (recv(pair[0], &status, sizeof status, MSG_DONTWAIT) == sizeof status) {
+					remove_group();
 					mirror(status);
+				}
+			if (group_ran_out())
+				tell_ran_out();
 			/* What it has left is ours now: a whole tree where there was no pid namespace, process 1 of one where
 			 * bubblewrap was killed. */
 			if (plan->flags & (F_WRAPPED | F_NO_VIEW))
@@ -3199,6 +3268,7 @@ static void __attribute__((noreturn)) monitor_loop(pid_t init)
 				if (WIFEXITED(raw) && WEXITSTATUS(raw) > 128)
 					raw = WEXITSTATUS(raw) - 128;
 			}
+			remove_group();
 			/* Killed from outside, or the launch failed and has been reported. Never a success that nobody reported. */
 			mirror(raw ? raw : 125 << 8);
 		}
@@ -3316,7 +3386,7 @@ static pid_t start_wrapper(void)
 	for (int attempt = 0;; attempt++) {
 		char begun;
 		ssize_t n;
-		pid_t wrapper = (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+		pid_t wrapper = clone_into_group(0);
 
 		if (wrapper < 0)
 			give_up();
@@ -3359,6 +3429,7 @@ static pid_t start_wrapper(void)
 			give_up();
 	}
 	tell_wrapper_failed("bubblewrap", status);
+	remove_group();
 	_exit(125);
 }
 
@@ -3383,7 +3454,7 @@ static void be_first(void)
 
 static pid_t start_init(void)
 {
-	unsigned long flags = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP | SIGCHLD;
+	unsigned long flags = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS;
 	pid_t init;
 
 	if (plan->flags & (F_WRAPPED | F_NO_VIEW)) {
@@ -3391,7 +3462,7 @@ static pid_t start_init(void)
 		step_name = "subreaper";
 		if (prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) < 0)
 			give_up();
-		flags = SIGCHLD;
+		flags = 0;
 	} else if (!joined) {
 		flags |= CLONE_NEWUSER | (plan->flags & F_NETNS ? CLONE_NEWNET : 0);
 	}
@@ -3404,7 +3475,7 @@ static pid_t start_init(void)
 	}
 	step_name = "clone";
 	mark("monitor");
-	init = (pid_t)syscall(SYS_clone, flags, 0, 0, 0, 0);
+	init = clone_into_group(flags);
 	if (init < 0)
 		give_up();
 	if (init == 0) {
@@ -3470,6 +3541,7 @@ static void monitor_main(void)
 	step_name = "socketpair";
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
 		give_up();
+	make_group();      /* while we are who the place was given to */
 	be_first();      /* for which a power over the host is needed, and that is gone in another user namespace */
 	step_name = "namespace";
 	if (plan->flags & F_NETNS && join_namespaces() < 0)
@@ -3486,6 +3558,7 @@ failed:
 	report_failure(M_FAILED, step_name, errno, step_path);
 	kill(init, SIGKILL);
 	waitpid(init, NULL, 0);
+	remove_group();
 	_exit(125);
 }
 

@@ -625,9 +625,10 @@ static enum limit look(void)
 {
 	const struct usage before = used;
 	static int too_much_cpu, too_much_written;
-	uint64_t private = 0, mapped = 0, tmpfs, objects;
+	uint64_t private = 0, mapped = 0, tmpfs, objects, by_group, user, system;
 	struct amount ended;
-	int with_written = limits[L_WRITTEN] || plan->event_ms;
+	const int with_written = limits[L_WRITTEN] || plan->event_ms;
+	int is_counted;
 
 	if (is_crowded()) {
 		raise_peaks();
@@ -637,6 +638,7 @@ static enum limit look(void)
 	crowd = used.processes;
 	if (!hurry && now_ms() < not_before)
 		return L_NONE;
+	is_counted = group_memory(&by_group) == 0;
 	ended_usage(&used.cpu_us, &used.written);
 	ended = (struct amount){used.cpu_us / TICK_US, used.written};
 	used.processes = used.threads = 0;
@@ -655,7 +657,7 @@ static enum limit look(void)
 		used.processes++;
 		used.threads += p->threads;
 		used.cpu_us += p->ticks * TICK_US;
-		if (!is_guest(p)) {
+		if (!is_counted && !is_guest(p)) {
 			const struct own_memory m = memory_of(p);
 
 			private += m.private;
@@ -664,11 +666,15 @@ static enum limit look(void)
 		used.written += p->written;
 	}
 	look_number++;
-	tmpfs = tmpfs_memory();
-	objects = other_objects(private + tmpfs, tmpfs, mapped);
-	used.memory = private + tmpfs + objects;
+	if (group_time(&user, &system) == 0)
+		used.cpu_us = user + system;
+	tmpfs = is_counted ? 0 : tmpfs_memory();
+	objects = is_counted ? 0 : other_objects(private + tmpfs, tmpfs, mapped);
+	used.memory = is_counted ? by_group : private + tmpfs + objects;
 	/* Ten children of one big process are not ten big processes. */
-	if (used.processes > 1 && limits[L_MEMORY] && used.memory > limits[L_MEMORY])
+	if (is_counted)
+		;
+	else if (used.processes > 1 && limits[L_MEMORY] && used.memory > limits[L_MEMORY])
 		used.memory = shares(100000) + tmpfs + objects;
 	else if (used.processes > 1 && used.processes == before.processes && used.memory > peak.memory + (64u << 20))
 		used.memory = shares(20000) + tmpfs + objects;
@@ -695,6 +701,28 @@ static enum limit look(void)
 	too_much_cpu = limits[L_CPU] && used.cpu_us > limits[L_CPU] + 200000 ? too_much_cpu + 1 : 0;
 	/* Seen twice: a child that ends between the look at it and the look at its parent counts double in one. */
 	return too_much_cpu > 1 ? L_CPU : L_NONE;
+}
+
+/* What the kernel says of the group: that it has ended somebody for want of memory, or refused a thread. */
+static enum limit crossed_in_group(void)
+{
+	const char *text = limits[L_MEMORY] ? group_says(G_EVENTS) : NULL;
+
+	if (text && says_out_of_memory(text)) {
+		used.memory = used.memory > group_memory_max ? used.memory : group_memory_max;
+		raise_peaks();
+		return L_MEMORY;
+	}
+	text = limits[L_THREADS] ? group_says(G_PIDS) : NULL;
+	if (!text || !number_in(text, "max"))
+		return L_NONE;
+	/* Before Linux 6.11 that may have been a limit of somebody above. What is in it and not the command's is few. */
+	text = group_says(G_THREADS);
+	if (!text || group_pids_max <= limits[L_THREADS] || strtoull(text, NULL, 10) + GROUP_OTHERS < group_pids_max)
+		return L_NONE;
+	used.threads = used.threads > limits[L_THREADS] ? used.threads : (uint32_t)limits[L_THREADS] + 1;
+	raise_peaks();
+	return L_THREADS;
 }
 
 /* The last look has found nobody, not even the command, which is there until it is reaped: no descriptor is left, or no memory. */

@@ -1,0 +1,156 @@
+"""Control groups of the second kind (cgroup v2): whether this process was given a place where it may make one for a run.
+
+Made there, a group is the kernel's own limit of memory and threads, and its own count of processor time. Nobody has to give us
+one: without, the launcher looks at /proc (`_native/usage.h`).
+
+Sources: docs.kernel.org/admin-guide/cgroup-v2.html ("Delegation", "No Internal Process Constraint"); man 7 cgroups; man 5 proc
+(mountinfo).
+"""
+
+from __future__ import annotations
+
+import sys
+
+assert sys.platform == "linux"
+
+import functools
+import os
+import re
+import time
+from typing import NamedTuple
+
+_NAME = "sandboxed-subprocess-"
+_NEEDED = {"memory", "pids"}
+# What is set to anything but this bounds all below it: a command must not get out of that.
+_UNLIMITED = {
+    "memory.max": "max", "memory.high": "max", "memory.swap.max": "max", "memory.zswap.max": "max", "cpu.max": "max 100000",
+    "cpuset.cpus": "", "cpuset.mems": "", "io.max": "", "cgroup.freeze": "0",
+}  # fmt: skip
+_OLD = 60  # seconds after which a group that nobody is in was left behind
+
+
+class Place(NamedTuple):
+    """A directory in which groups may be made.
+
+    Attributes:
+        holds: their memory and their threads can be limited. Without that, they count and end what is in them.
+    """
+
+    path: str
+    holds: bool
+    threads: int | None = None  # a limit that this process is under itself
+
+
+def place() -> Place | None:
+    """Where this process may make groups for what it starts, or None. See `why_not`."""
+    found = _look()
+    return found if isinstance(found, Place) else None
+
+
+def why_not() -> str:
+    """What keeps control groups from being used here; empty where they are."""
+    found = _look()
+    if isinstance(found, str):
+        return found
+    return "" if found.holds else f"no group above {found.path} hands on the controllers of memory and pids"
+
+
+def _look() -> Place | str:
+    mounted = _mount()
+    if mounted is None:
+        return "no control groups of the second kind (cgroup v2) are mounted here"
+    try:
+        with open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as file:
+            text = file.read()
+    except OSError as error:
+        return f"/proc/self/cgroup cannot be read ({error.strerror})"
+    return _choose(mounted, text)
+
+
+@functools.lru_cache(1)
+def _mount() -> tuple[str, str] | None:
+    """(where it is mounted, which group that shows)."""
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+            for line in file:
+                fields, _, rest = line.rstrip("\n").partition(" - ")
+                if rest.startswith("cgroup2 "):
+                    _, _, _, root, point = fields.split(" ")[:5]
+                    return _unescaped(point), _unescaped(root)
+    except OSError:
+        pass  # no /proc: then there is none for us
+    return None
+
+
+def _unescaped(text: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), text)
+
+
+@functools.lru_cache(8)
+def _choose(mounted: tuple[str, str], own: str) -> Place | str:
+    point, root = mounted
+    name = next((line[3:] for line in own.splitlines() if line.startswith("0::")), None)
+    if name is None or "/.." in name:
+        return "this process is in none that it can see"
+    below = os.path.relpath(name, root)
+    if below.startswith(".."):
+        return "this process is in none that it can see"
+    here = os.path.normpath(os.path.join(point, below))
+    if not _is_ours(here):
+        first = None
+    else:
+        first = Place(here, False)
+        _sweep(here)
+    at = here
+    threads: int | None = None
+    while True:
+        handed_on = set(_read(at, "cgroup.subtree_control").split())
+        if handed_on >= _NEEDED and _is_ours(at) and _read(at, "cgroup.type") in ("", "domain"):
+            _sweep(at)
+            return Place(at, True, threads)
+        if at == point:
+            break
+        # On to the next above it, but not out of what somebody has set bounds to.
+        if any(_read(at, file) not in ("", usual) for file, usual in _UNLIMITED.items()):
+            break
+        most = _read(at, "pids.max")
+        if most.isdigit():
+            threads = min(int(most), threads if threads is not None else int(most))
+        at = os.path.dirname(at)
+    return first or f"{here} belongs to somebody else, or is read-only, and nothing above it was given to this process"
+
+
+def _read(directory: str, name: str) -> str:
+    """Empty where there is no such file: the root has few, and each controller brings its own."""
+    try:
+        with open(os.path.join(directory, name), encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _is_ours(directory: str) -> bool:
+    """As its owner, by its mode (that of the top is 0555): when the launcher removes a group it has no other power left."""
+    try:
+        procs = os.path.join(directory, "cgroup.procs")
+        st = os.stat(directory)
+        owners = {st.st_uid, os.stat(procs).st_uid}
+    except OSError:
+        return False
+    if owners != {os.geteuid()} or st.st_mode & 0o300 != 0o300:
+        return False
+    return os.access(directory, os.W_OK | os.X_OK) and os.access(procs, os.W_OK)
+
+
+def _sweep(directory: str) -> None:
+    """Removes what launchers have left that were killed together with their callers. The kernel removes only what is empty."""
+    try:
+        with os.scandir(directory) as entries:
+            found = [e.path for e in entries if e.name.startswith(_NAME) and time.time() - e.stat().st_mtime > _OLD]
+    except OSError:
+        return
+    for path in found:
+        try:
+            os.rmdir(path)
+        except OSError:
+            continue  # somebody is in it, or another process was quicker
