@@ -26,6 +26,7 @@ from ._report import Report
 __all__ = ["Output", "Process", "Stream", "create_subprocess_exec", "create_subprocess_shell", "run", "stream"]
 
 _LONGEST = 8 << 20
+_EVIDENCE = 256 << 10  # bytes of a streamed stderr, beginning and end, that are looked at for refusals
 
 
 class _Call:
@@ -216,6 +217,8 @@ class Stream:
         self._chunks: collections.deque[Chunk] = collections.deque()
         self._cutting: Iterator[Output] = iter(())
         self._source: Source | None = None
+        # Of stderr, for the report alone: where it says that something was refused.
+        self._errors = Kept(_EVIDENCE)
         self._result: CompletedProcess[Any] | None = None
         # What is raised in the place of the event after the last.
         self._error: Exception | None = None
@@ -304,6 +307,12 @@ class Stream:
             if self._source.returncode is None:
                 self._source.report.ended = self._source.report.ended or "cancelled"
             await self._source.end(self._call.policy.terminate_grace)
+            self._read_errors(self._source)
+
+    def _read_errors(self, source: Source) -> None:
+        text, self._errors = self._errors.joined(), Kept(_EVIDENCE)
+        if source.launch is not None:
+            source.launch.read_errors(text)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -333,6 +342,11 @@ class Stream:
         except BaseException:
             self._over = True
             raise
+        for fd, data, _ in chunks or ():
+            if fd == 2:
+                self._errors.append(data)
+        if self._call.late or chunks is None:
+            self._read_errors(source)
         if self._over:  # closed meanwhile
             return
         self._chunks.extend(chunks or ())

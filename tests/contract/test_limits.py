@@ -9,8 +9,9 @@ import subprocess
 import sys
 import threading
 
+import psutil
 import pytest
-from conftest import TIER, processes_with
+from conftest import TIER, processes_with, wait_until
 
 import sandboxed_subprocess as sp
 from sandboxed_subprocess.testing import must_work, needs
@@ -348,6 +349,36 @@ def test_usage_is_what_gnu_time_says(run, ws, policy, load):
     usage = result.sandbox.usage
     assert close_to(usage.user_seconds + usage.system_seconds, user + system, 0.03)
     assert close_to(usage.max_rss_bytes, rss * 1024, 3 * MB)
+
+
+def test_usage_is_what_psutil_says(policy, ws, tier):
+    """Within a tenth, of a tree that stands still while somebody outside adds it up."""
+    code = (
+        "import os, time\n"
+        "for _ in range(4):\n"
+        "    if os.fork() == 0:\n"
+        "        x = b'x' * (60 << 20)\n"
+        "        while time.process_time() < .3: pass\n"
+        "        os.write(1, b'up\\n'); time.sleep(20)\n"
+        "time.sleep(20)"
+    )
+    seen = []
+    told = policy.replace(on_event=seen.append, event_interval=0.05)
+    with sp.Popen([PY, "-c", code], policy=told, cwd=ws, stdout=sp.PIPE) as process:
+        for _ in range(4):
+            assert process.stdout.readline() == b"up\n"
+        top = psutil.Process(process.sandbox.pid)
+        tree = [top, *top.children()]
+        pss = sum(p.memory_full_info().pss for p in tree)
+        cpu = sum(sum(p.cpu_times()[:2]) for p in tree)
+        before = len(seen)
+        wait_until(lambda: len(seen) > before + 1)
+        process.kill()
+    usage = process.sandbox.usage
+    assert len(tree) == 5 == usage.peak_processes
+    assert close_to(usage.peak_memory_bytes, pss)
+    assert close_to(usage.user_seconds + usage.system_seconds, cpu, 0.05)
+    assert close_to(seen[-1].memory_bytes, pss) and close_to(seen[-1].cpu_seconds, cpu, 0.05)
 
 
 def test_read_only_has_conservative_limits(ws, tier):

@@ -46,6 +46,26 @@ def collect(ws, policy, loop):
 # -- events -----------------------------------------------------------------------------------------------------------------
 
 
+def test_the_report_of_a_stream_has_what_was_refused(collect, ws, policy, outside, loop):
+    """From what passes by on stderr, of which beginning and end are looked at; `run` and `communicate` did that, a stream not."""
+    noise = "i=0; while [ $i -lt 20 ]; do head -c 100000 /dev/zero | tr '\\0' x >&2; echo >&2; i=$((i + 1)); done"
+    script = f"touch {outside}/first; {noise}; touch {outside}/last"
+    for lines in (True, False):
+        _, result = collect(["sh", "-c", script], lines=lines)
+        assert {v.detail for v in result.sandbox.violations} == {f"{outside}/first", f"{outside}/last"}
+        assert all(v.kind == "write" and v.source == "stderr" for v in result.sandbox.violations)
+
+    async def closed():
+        async with aio.stream(["sh", "-c", f"touch {outside}/x; sleep 60"], policy=policy, cwd=ws) as stream:
+            async for event in stream:
+                assert event.stream == "stderr"
+                break
+        return stream.sandbox.violations
+
+    assert [v.detail for v in loop(closed)] == [f"{outside}/x"]
+    assert list(outside.iterdir()) == []
+
+
 def test_lines_of_both_streams_and_the_result(collect):
     """Each with its newline, but for a last one that has none; the result has no output of its own."""
     events, result = collect(["sh", "-c", "echo one; echo two; printf three; exit 3"])
