@@ -3,7 +3,8 @@
     python benchmarks/spawn.py [--rounds N] [--json FILE]
 
 Rows: workspace-write and read-only on the best backend, and bare bubblewrap with the same namespaces where it is
-installed; workspace-write with limits against without; an open() that is observed against one that is not; the import;
+installed; what the processes of the `landlock` tier cost by themselves (`floor.c`);
+workspace-write with limits against without; an open() that is observed against one that is not; the import;
 a caller with 2 GB resident against one with 50 MB; and one spawn by step, in microseconds (with a launcher compiled for timing,
 where there is a C compiler). Ratios from one run on one machine can be compared; the times themselves cannot.
 """
@@ -93,7 +94,22 @@ def spawn(ws, rounds):
             actions[f"{tier}, {name}"] = functools.partial(sp.run, ["true"], cwd=ws, policy=weaker)
     if shutil.which("bwrap") and subprocess.run(bwrap_command(ws), capture_output=True).returncode == 0:
         actions["bwrap"] = lambda: subprocess.run(bwrap_command(ws), cwd=ws)
-    return interleaved(actions, rounds)
+    with tempfile.TemporaryDirectory(dir=os.path.dirname(ws)) as scratch:
+        if alone := processes_alone(scratch):
+            actions["landlock, its processes alone"] = lambda: subprocess.run(alone, cwd=ws)
+        return interleaved(actions, rounds)
+
+
+def processes_alone(scratch):
+    """The command line of `floor.c` with the tier's own filter, or None where it cannot be made or used."""
+    compiler, backend = shutil.which("musl-gcc"), _prepare._backends.detect("landlock")
+    if compiler is None or not hasattr(backend, "filter"):
+        return None
+    source = pathlib.Path(__file__).with_name("floor.c")
+    subprocess.run([compiler, "-static", "-O2", "-fno-pie", "-no-pie", "-o", f"{scratch}/floor", source], check=True)
+    filters = _prepare._backends._linux.compile_filter((), sockets=backend.sockets(True))
+    pathlib.Path(scratch, "filter").write_bytes(filters)
+    return [f"{scratch}/floor", f"{scratch}/filter", "true"]
 
 
 def limits(ws, rounds):

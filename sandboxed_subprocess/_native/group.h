@@ -121,8 +121,8 @@ static void make_group(void)
 	place_fd = -1;
 }
 
-/* As fork(), in new namespaces by `flags`, and in the group. */
-static pid_t clone_into_group(unsigned long flags)
+/* As fork(), in new namespaces by `flags`, and in the group; with `alone` too where there is none. */
+static pid_t clone_into_group(unsigned long flags, unsigned long alone)
 {
 	struct clone_args_ how = {.flags = flags | CLONE_INTO_CGROUP_, .exit_signal = SIGCHLD, .cgroup = (uint64_t)group_fd};
 	pid_t pid;
@@ -133,7 +133,7 @@ static pid_t clone_into_group(unsigned long flags)
 			return pid;
 		remove_group();
 	}
-	return (pid_t)syscall(SYS_clone, flags | SIGCHLD, 0, 0, 0, 0);
+	return (pid_t)syscall(SYS_clone, flags | alone | SIGCHLD, 0, 0, 0, 0);
 }
 
 /* Whether the kernel has ended somebody for want of memory in the group: "oom_kill" alone may have been for want of the host's. */

@@ -641,10 +641,10 @@ static void __attribute__((noreturn)) leave(int status);
 static int switch_user(void);
 static int has_capability(int number);
 
-/* Born in it, the group is the top of all that the sandbox sees of groups; made one clone earlier, it would be the caller's. */
+/* Born in a group, that is the top of all that the sandbox sees of groups; by the clone it would be the caller's. */
 static int own_groups(void)
 {
-	return unshare(CLONE_NEWCGROUP);
+	return group_fd < 0 ? 0 : unshare(CLONE_NEWCGROUP);
 }
 
 static int begin_session(void)
@@ -3386,7 +3386,7 @@ static pid_t start_wrapper(void)
 	for (int attempt = 0;; attempt++) {
 		char begun;
 		ssize_t n;
-		pid_t wrapper = clone_into_group(0);
+		pid_t wrapper = clone_into_group(0, 0);
 
 		if (wrapper < 0)
 			give_up();
@@ -3475,7 +3475,7 @@ static pid_t start_init(void)
 	}
 	step_name = "clone";
 	mark("monitor");
-	init = clone_into_group(flags);
+	init = clone_into_group(flags, plan->flags & F_NO_VIEW ? 0 : CLONE_NEWCGROUP);
 	if (init < 0)
 		give_up();
 	if (init == 0) {

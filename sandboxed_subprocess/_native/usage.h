@@ -15,8 +15,10 @@ struct usage { uint64_t cpu_us, memory, written; uint32_t processes, threads; };
 static struct usage used, peak;            /* at the last look; the highest of each since the start */
 
 /* A look costs a moment of a processor: no more than one part in a hundred of it may go into looking, and a limit that has been
- * crossed is to be seen within half a second. */
-enum { LOOK_OFTEN_MS = 5, LOOK_MS = 20, LOOK_RARELY_MS = 100, LOOK_AT_LEAST_MS = 500, LOOK_SHARE = 100 };
+ * crossed is to be seen within half a second. Where one can be crossed before that, three parts, and a fifth of a second: on a host
+ * with hundreds of processes, which are all looked at where there is no pid namespace, a hog was through before it was seen. */
+enum { LOOK_OFTEN_MS = 5, LOOK_MS = 20, LOOK_RARELY_MS = 100, LOOK_AT_LEAST_MS = 500, LOOK_NEAR_MS = 200 };
+enum { LOOK_SHARE = 100, LOOK_SHARE_NEAR = 33 };
 static int64_t next_look;
 static int quiet;                          /* looks since the tree has last done anything */
 static size_t crowd;                       /* processes at the last look, by the quick count */
@@ -606,13 +608,12 @@ static int64_t time_left(enum limit which, uint64_t in_use, uint64_t in_a_ms)
 
 /* As fast as any machine of today can be: memory is cleared at 8 GB/s, a disk's cache filled at 4, fifty threads made in a
  * millisecond, and a processor used as fast as time goes by. */
-static int64_t soonest(void)
+static int64_t soonest(int64_t least)
 {
 	const int64_t left[] = {
 		time_left(L_MEMORY, used.memory, 8000000), time_left(L_WRITTEN, used.written, 4000000), time_left(L_THREADS, used.threads, 50),
 		time_left(L_CPU, used.cpu_us, 1000 * (uint64_t)sysconf(_SC_NPROCESSORS_ONLN)),
 	};
-	int64_t least = LOOK_RARELY_MS;
 
 	for (size_t i = 0; i < sizeof left / sizeof *left; i++)
 		if (left[i] < least)
@@ -683,7 +684,7 @@ static enum limit look(void)
 		return L_PROCESSES;
 	}
 	raise_peaks();
-	not_before = now_ms() + soonest();
+	not_before = now_ms() + soonest(LOOK_RARELY_MS);
 	quiet = used.cpu_us == before.cpu_us && used.processes == before.processes ? quiet + 1 : 0;
 	if (limits[L_MEMORY] && used.memory > limits[L_MEMORY])
 		return L_MEMORY;
@@ -757,11 +758,11 @@ static uint64_t value_of(enum limit which)
  * keep the host busy. */
 static void plan_next_look(int64_t began_us)
 {
-	int64_t cost = now_us() - began_us, wait = LOOK_RARELY_MS, most = 20 * LOOK_RARELY_MS, least;
+	int64_t cost = now_us() - began_us, wait = LOOK_RARELY_MS, most = 20 * LOOK_RARELY_MS, least, needed = cost * LOOK_SHARE / 1000;
 
 	for (int i = L_MEMORY; i < L_COUNT; i++)
 		if (limits[i]) {
-			wait = soonest();
+			wait = soonest(LOOK_RARELY_MS);
 			if (limits[L_PROCESSES] && wait > LOOK_MS)
 				wait = LOOK_MS;
 			/* Few hundred threads are made in no time. */
@@ -779,9 +780,17 @@ static void plan_next_look(int64_t began_us)
 		wait = (int64_t)plan->event_ms > LOOK_MS ? (int64_t)plan->event_ms : LOOK_MS;
 	if (hurry)
 		wait = hurry;
-	else if (cost * LOOK_SHARE / 1000 > wait) {
-		most = cost / 100 > LOOK_AT_LEAST_MS ? cost / 100 : LOOK_AT_LEAST_MS;      /* and never more than a tenth */
-		wait = cost * LOOK_SHARE / 1000 > most ? most : cost * LOOK_SHARE / 1000;
+	else if (needed > wait) {
+		const int is_near = soonest(needed) < needed;
+
+		most = is_near ? LOOK_NEAR_MS : LOOK_AT_LEAST_MS;
+		if (cost / 100 > most)
+			most = cost / 100;      /* and never more than a tenth */
+		if (is_near && cost * LOOK_SHARE_NEAR / 1000 > wait)
+			needed = cost * LOOK_SHARE_NEAR / 1000;
+		else if (is_near)
+			needed = wait;
+		wait = needed > most ? most : needed;
 	}
 	next_look = now_ms() + wait;
 }

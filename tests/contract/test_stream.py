@@ -467,9 +467,9 @@ def test_what_arrived_in_time_comes_before_the_timeout(ws, policy, token, loop):
     async def main():
         seen = []
         with pytest.raises(sp.TimeoutExpired):
-            async for event in aio.stream(["sh", "-c", f"seq 3; exec sleep {token}"], timeout=0.5, text=True, policy=policy, cwd=ws):
+            async for event in aio.stream(["sh", "-c", f"seq 3; exec sleep {token}"], timeout=2, text=True, policy=policy, cwd=ws):
                 seen.append(event.data)
-                await nap(loop, 0.3)
+                await nap(loop, 1.1)
         return seen
 
     assert loop(main) == ["1\n", "2\n", "3\n"]

@@ -159,7 +159,7 @@ BOTH = {"cgroup.subtree_control": "cpu memory pids"}
 def test_a_place_is_the_nearest_that_hands_on_and_not_out_of_bounds(tmp_path, tree, own, expected):
     """A command must not get out of what an administrator has set bounds to: then there is no group that holds."""
     groups(tmp_path, tree)
-    found = _groups._choose((str(tmp_path), "/"), f"1:name=systemd:/\n0::{own}\n")
+    found = _groups._choose((str(tmp_path), "/"), f"1:name=systemd:/\n0::{own}\n".encode())
     assert found == (os.path.normpath(tmp_path / expected[0]), *expected[1:])
 
 
@@ -169,12 +169,12 @@ def test_what_is_not_ours_is_no_place(tmp_path):
     tmp_path.chmod(0o555)
     (tmp_path / "a").chmod(0o555)
     try:
-        assert "belongs to somebody else" in _groups._choose((str(tmp_path), "/"), "0::/a\n")
+        assert "belongs to somebody else" in _groups._choose((str(tmp_path), "/"), b"0::/a\n")
     finally:
         tmp_path.chmod(0o755)
 
 
-@pytest.mark.parametrize("own", ["0::/../x\n", "0::/elsewhere\n", "1:name=systemd:/\n", ""])
+@pytest.mark.parametrize("own", [b"0::/../x\n", b"0::/elsewhere\n", b"1:name=systemd:/\n", b""])
 def test_a_group_that_is_not_to_be_seen_is_no_place(tmp_path, own):
     """In a container /proc/self/cgroup may name what lies outside of it."""
     groups(tmp_path, {".": BOTH})
@@ -189,5 +189,5 @@ def test_only_what_was_left_long_ago_is_swept(tmp_path):
         directory.mkdir()
     os.utime(old, (1, 1))
     os.utime(other, (1, 1))
-    _groups._choose((str(tmp_path), "/"), "0::/\nswept")
+    _groups._choose((str(tmp_path), "/"), b"0::/\nswept")
     assert (old.exists(), new.exists(), other.exists()) == (False, True, True)
