@@ -147,6 +147,8 @@ class ChannelLaunch(Launch):
                 os.close(fd)
         if kind == EXEC_FAILED:
             raise ExecFailed(number)
+        if kind == ENDED:  # said by the monitor, of an init that the kernel has ended
+            raise SandboxSetupError("launcher", errno.ENOMEM, detail="limits.memory_bytes is too low for a sandbox to be set up")
         _, number, step = _FAILURE.unpack_from(data)
         path = os.fsdecode(data[_FAILURE.size :].rstrip(b"\0")) or None
         raise setup_error(step.rstrip(b"\0").decode(), number, path)
@@ -385,7 +387,7 @@ def setup_error(step: str, number: int, path: str | None) -> SandboxSetupError:
 
 
 # What needs the power that a new user namespace gives.
-_POWERED = ("identity", "session", "loopback", "open_tree", "readonly", "tmpfs", "mkdir", "file", "attach", "devpts")
+_POWERED = ("cgroup", "identity", "session", "loopback", "open_tree", "readonly", "tmpfs", "mkdir", "file", "attach", "devpts")
 
 
 def missing(error: SandboxSetupError, launcher: str) -> Missing:

@@ -21,12 +21,17 @@ from typing import NamedTuple
 
 _NAME = "sandboxed-subprocess-"
 _NEEDED = {"memory", "pids"}
-# What is set to anything but this bounds all below it: a command must not get out of that.
-_UNLIMITED = {
-    "memory.max": "max", "memory.high": "max", "memory.swap.max": "max", "memory.zswap.max": "max", "cpu.max": "max 100000",
-    "cpuset.cpus": "", "cpuset.mems": "", "io.max": "", "cgroup.freeze": "0",
+# As systemd marks what it has delegated (systemd.io/CGROUP_DELEGATION): without, a group is its manager's, whoever owns it.
+_MARKS = ("user.delegate", "trusted.delegate")
+# What is set to anything but this bounds all below it, or sets it apart: a command must not get out of that.
+_UNBOUNDED = {
+    "memory.max": "max", "memory.high": "max", "memory.swap.max": "max", "memory.swap.high": "max", "memory.zswap.max": "max",
+    "pids.max": "max", "cpu.max": "max 100000", "cpu.weight": "100", "cpu.idle": "0", "cpu.uclamp.max": "max", "cpuset.cpus": "",
+    "cpuset.mems": "", "cpuset.cpus.exclusive": "", "io.max": "", "io.weight": "default 100", "io.latency": "", "rdma.max": "",
+    "misc.max": "", "cgroup.freeze": "0",
 }  # fmt: skip
 _OLD = 60  # seconds after which a group that nobody is in was left behind
+_TRUSTED = 1.0  # seconds for which it is not looked at again: bounds may be set at any time, and a look is a dozen files
 
 
 class Place(NamedTuple):
@@ -34,11 +39,12 @@ class Place(NamedTuple):
 
     Attributes:
         holds: their memory and their threads can be limited. Without that, they count and end what is in them.
+        own: the group of this process, as /proc says it: a child that has been moved elsewhere is not to be brought back.
     """
 
     path: str
     holds: bool
-    threads: int | None = None  # a limit that this process is under itself
+    own: str
 
 
 def place() -> Place | None:
@@ -52,7 +58,7 @@ def why_not() -> str:
     found = _look()
     if isinstance(found, str):
         return found
-    return "" if found.holds else f"no group above {found.path} hands on the controllers of memory and pids"
+    return "" if found.holds else f"{found.path} cannot hand on the controllers of memory and pids"
 
 
 def _look() -> Place | str:
@@ -67,7 +73,7 @@ def _look() -> Place | str:
             os.close(fd)
     except OSError as error:
         return f"/proc/self/cgroup cannot be read ({error.strerror})"
-    return _choose(mounted, text)
+    return _choose(mounted, text, int(time.monotonic() / _TRUSTED))
 
 
 @functools.lru_cache(1)
@@ -90,37 +96,66 @@ def _unescaped(text: str) -> str:
 
 
 @functools.lru_cache(8)
-def _choose(mounted: tuple[str, str], own: bytes) -> Place | str:
+def _choose(mounted: tuple[str, str], own: bytes, when: int = 0) -> Place | str:
     point, root = mounted
     name = next((os.fsdecode(line[3:]) for line in own.split(b"\n") if line.startswith(b"0::")), None)
-    if name is None or "/.." in name:
+    if name is None or "/.." in name or "/.." in root:
         return "this process is in none that it can see"
     below = os.path.relpath(name, root)
     if below.startswith(".."):
         return "this process is in none that it can see"
-    here = os.path.normpath(os.path.join(point, below))
-    if not _is_ours(here):
-        first = None
-    else:
-        first = Place(here, False)
-        _sweep(here)
-    at = here
-    threads: int | None = None
+    here = at = os.path.normpath(os.path.join(point, below))
+    fallback: Place | str = f"neither {here} nor a group above it was delegated to this user"
     while True:
-        handed_on = set(_read(at, "cgroup.subtree_control").split())
-        if handed_on >= _NEEDED and _is_ours(at) and _read(at, "cgroup.type") in ("", "domain"):
-            _sweep(at)
-            return Place(at, True, threads)
-        if at == point:
-            break
+        is_marked = _is_marked(at)
+        if _is_ours(at):
+            _hand_on(at, is_marked)
+            if set(_read(at, "cgroup.subtree_control").split()) >= _NEEDED and _read(at, "cgroup.type") in ("", "domain"):
+                # It hands on; it is ours to use if it, or one above it, was given to us.
+                if is_marked or _is_below_marked(at, point):
+                    _sweep(at)
+                    return Place(at, True, name)
+            elif at == here and (is_marked or _is_below_marked(at, point)):
+                _sweep(at)
+                fallback = Place(at, False, name)
+        if at == point or is_marked:
+            return fallback
         # On to the next above it, but not out of what somebody has set bounds to.
-        if any(_read(at, file) not in ("", usual) for file, usual in _UNLIMITED.items()):
-            break
-        most = _read(at, "pids.max")
-        if most.isdigit():
-            threads = min(int(most), threads if threads is not None else int(most))
+        bound = next((file for file, usual in _UNBOUNDED.items() if _read(at, file) not in ("", usual)), None)
+        if bound is not None:
+            return fallback if isinstance(fallback, Place) else f"{bound} of {at} is set"
         at = os.path.dirname(at)
-    return first or f"{here} belongs to somebody else, or is read-only, and nothing above it was given to this process"
+
+
+def _is_marked(directory: str) -> bool:
+    for mark in _MARKS:
+        try:
+            if os.getxattr(directory, mark) == b"1":
+                return True
+        except OSError:
+            continue  # not there, or (trusted.*) not for us to see
+    return False
+
+
+def _is_below_marked(directory: str, point: str) -> bool:
+    while directory != point:
+        directory = os.path.dirname(directory)
+        if _is_marked(directory):
+            return _is_ours(directory)
+    return False
+
+
+def _hand_on(directory: str, is_marked: bool) -> None:
+    """What was delegated, and has nobody in it, is for its user to set up; a service manager leaves it to him."""
+    if not is_marked or _read(directory, "cgroup.procs"):
+        return
+    missing = _NEEDED - set(_read(directory, "cgroup.subtree_control").split())
+    if missing and missing <= set(_read(directory, "cgroup.controllers").split()):
+        try:
+            with open(os.path.join(directory, "cgroup.subtree_control"), "w", encoding="ascii") as file:
+                file.write(" ".join(f"+{name}" for name in sorted(missing)))
+        except OSError:
+            pass  # then they are not handed on, which is looked at next
 
 
 def _read(directory: str, name: str) -> str:

@@ -19,7 +19,7 @@ from .. import _native
 from .._errors import Missing, SandboxSetupError
 from .._launch import Launch
 from .._plan import Command, Composition, Feature, Plan
-from .._policy import Limits
+from .._policy import Limits, Policy
 from .._report import Report
 from . import DEVNULL, StdlibPopen, TimeoutExpired, _descriptors, _groups
 from ._channel import ChannelLaunch, send_plan, setup_error
@@ -194,9 +194,13 @@ class LauncherBackend:
 
     # --------------------------------------------------------------------------------------------------------------------------
 
-    def group(self, limits: Limits) -> bytes:
+    def group(self, policy: Policy) -> bytes:
         """Where the launcher may make a control group for the run, if it may."""
+        limits = policy.limits
         if limits.memory_bytes is limits.processes is limits.cpu_seconds is None and not self.ends_by_group:
+            return b""
+        # clone3() leads into any group whose file can be named, and only the filter refuses it.
+        if not self._filters or "user_namespaces" in policy.syscall_exceptions:
             return b""
         place = _groups.place()
         return group_record(limits, *place) if place is not None else b""
@@ -284,7 +288,7 @@ class LauncherBackend:
                 rendered.records,
                 self.filter(tuple(policy.syscall_exceptions), policy.network == "none", policy.limits, self.observes(plan)),
                 command_records(command, policy.limits, self.counts(command)),
-                self.group(policy.limits),
+                self.group(policy),
                 self.late_records(plan, program, {program, number, *command.keep_fds}, cleanup),
             ]
             limit = policy.limits.memory_bytes

@@ -143,20 +143,22 @@ def command_records(command: Command, limits: Limits, counted: bool) -> bytes:
 
 
 _GROUP_OTHERS = 8  # threads of the launcher's own, and of bubblewrap's, in the group
-_GROUP_SLACK = 4 << 20  # bytes of theirs
 
 
-def group_record(limits: Limits, place: str, holds: bool, threads: int | None) -> bytes:
+def group_record(limits: Limits, place: str, holds: bool, own: str) -> bytes:
     """
     Args:
-        place, holds, threads: see `_groups.Place`.
+        place, holds, own: see `_groups.Place`.
     """
-    # A little above the limits, of which init is told first: the run is ended then, where the kernel would only refuse.
-    memory = limits.memory_bytes + _GROUP_SLACK if holds and limits.memory_bytes is not None else 0
-    pids = threads_of(limits.processes) + 1 + _GROUP_OTHERS if limits.processes is not None else 0
-    if threads is not None:
-        pids = min(pids or threads, threads)
-    return record(CGROUP, 0, 0, memory, pids if holds else 0, os.fsencode(place))
+    # Above the limits, by which init goes: the run is ended then, where the kernel would only refuse. The kernel also counts
+    # what it needs itself, of which stacks and tasks are most, and what it keeps of files.
+    threads = threads_of(limits.processes) if limits.processes is not None else 1024
+    memory = pids = 0
+    if holds and limits.memory_bytes is not None:
+        memory = limits.memory_bytes + limits.memory_bytes // 8 + (4 << 20) + threads * (32 << 10)
+    if holds and limits.processes is not None:
+        pids = threads + 1 + _GROUP_OTHERS
+    return record(CGROUP, 0, 0, memory, pids, os.fsencode(place), os.fsencode(own))
 
 
 def threads_of(processes: int) -> int:

@@ -178,7 +178,7 @@ static const struct { unsigned char strings, raw; } shape[K_COUNT] = {
 	[K_LINK] = {2, 0}, [K_TBIND] = {2, 0}, [K_ATTACH] = {1, 0}, [K_PROTECT] = {1, 0}, [K_PROC] = {0, 0},
 	[K_DEVPTS] = {1, 0}, [K_RULE] = {1, 0}, [K_MASK] = {3, 0}, [K_SEAL] = {1, 0}, [K_ALIAS] = {2, 0}, [K_SOCKET] = {1, 0},
 	[K_WRAPPER] = {1, 1}, [K_DATA] = {0, 1}, [K_CHECK] = {1, 0}, [K_TIDY] = {1, 0}, [K_OPTION] = {1, 1}, [K_PLACE] = {1, 0},
-	[K_LIMIT] = {0, 0}, [K_OBSERVE] = {0, 1}, [K_CGROUP] = {1, 0},
+	[K_LIMIT] = {0, 0}, [K_OBSERVE] = {0, 1}, [K_CGROUP] = {2, 0},
 };
 struct record {
 	enum kind kind;
@@ -207,7 +207,7 @@ static uint32_t *group_list;
 static int *source_fd;
 enum limit { L_NONE, L_WALL, L_MEMORY, L_PROCESSES, L_THREADS, L_WRITTEN, L_CPU, L_COUNT };
 static uint64_t limits[L_COUNT];           /* of the tree: milliseconds, bytes, numbers, bytes, microseconds; 0: none */
-static const char *group_place;            /* where a control group may be made, or NULL */
+static const char *group_place, *group_own;            /* where a control group may be made, or NULL; which the caller is in */
 static uint64_t group_memory_max, group_pids_max;      /* what the kernel is to hold it to, a little above the limits; 0: nothing */
 static char **command_argv;
 static char *arguments, *arguments_end;    /* where the strings of argv lie */
@@ -447,6 +447,7 @@ static void parse(int fd)
 		break;
 	case K_CGROUP:
 		group_place = r.s[0];
+		group_own = r.s[1];
 		group_memory_max = r.n.c;
 		group_pids_max = r.n.d;
 		break;
@@ -2801,7 +2802,7 @@ static void __attribute__((noreturn)) init_loop(void)
 		}
 		(void)group_time(&e.user_us, &e.system_us);      /* those of whom nobody has waited for, too */
 	}
-	if (group_files[G_STAT] >= 0)
+	if (group_says(G_STAT))
 		e.flags |= E_GROUP;
 	if (connector_ended && (!command_done || plan->flags & F_OBSERVE))
 		e.flags |= E_UNSEEN;
@@ -2902,9 +2903,7 @@ static void __attribute__((noreturn)) init_main(void)
 		}
 		mark(steps->name);
 	}
-	open_group();
-	if (plan->flags & F_WRAPPED)
-		(void)group_time(&group_user_before, &group_system_before);
+	begin_group();
 	step_name = "vfork";
 	step_path = NULL;
 	/* vfork: init sleeps until the command has execed or failed, and reads the failure from their shared memory. */
@@ -3471,7 +3470,18 @@ static pid_t start_init(void)
 		wrapper_says = memfd("bubblewrap");
 		if (wrapper_says < 0)
 			give_up();
-		return start_wrapper();
+		init = start_wrapper();
+		if (group_fd >= 0 && hold_group() < 0) {
+			/* init holds the limits, as without a group; that this one does not must not be said of it. */
+			step_name = "cgroup";
+			report_failure(M_FAILED, step_name, errno, NULL);
+			kill(init, SIGKILL);
+			waitpid(init, NULL, 0);
+			end_children(0, 0);
+			remove_group();
+			_exit(125);
+		}
+		return init;
 	}
 	step_name = "clone";
 	mark("monitor");

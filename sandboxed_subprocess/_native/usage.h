@@ -685,7 +685,8 @@ static enum limit look(void)
 	}
 	raise_peaks();
 	not_before = now_ms() + soonest(LOOK_RARELY_MS);
-	quiet = used.cpu_us == before.cpu_us && used.processes == before.processes ? quiet + 1 : 0;
+	/* Two clocks that are not read in one moment are some microseconds apart. */
+	quiet = used.cpu_us < before.cpu_us + 1000 && used.processes == before.processes ? quiet + 1 : 0;
 	if (limits[L_MEMORY] && used.memory > limits[L_MEMORY])
 		return L_MEMORY;
 	if (limits[L_PROCESSES] && used.processes > limits[L_PROCESSES])

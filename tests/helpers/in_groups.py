@@ -62,9 +62,10 @@ CASES = {
     "threads": (THREADS, {"processes": 4}),
     "child": (CHILD, {"memory_bytes": 100 * MB}),
     "memfds in flight": (IN_FLIGHT, {"memory_bytes": 100 * MB}),
-    "pipes": (BUFFERS, {"memory_bytes": 50 * MB}),
+    "pipes": (BUFFERS, {"memory_bytes": 20 * MB}),  # of 64 MB, which is what the kernel gives one user (pipe(7))
     "short burners": (SHORT, {"cpu_seconds": 1}),
     "fine": ("import threading, time\nx = bytearray(50 << 20)\nt = [threading.Thread(target=time.sleep, args=(.2,)) for _ in range(100)]\n[y.start() for y in t]", {"memory_bytes": 100 * MB, "processes": 4}),
+    "many threads": ("import threading, time\nx = bytearray(80 << 20)\nt = [threading.Thread(target=time.sleep, args=(1,)) for _ in range(600)]\n[y.start() for y in t]", {"memory_bytes": 100 * MB, "processes": 64}),
     "a file that is read": ("n = 0\nwith open('big', 'rb') as f:\n    while x := f.read(1 << 20): n += len(x)\nassert n == 200 << 20", {"memory_bytes": 100 * MB}),
 }  # fmt: skip
 ONLY_HELD = {"memfds in flight", "pipes"}  # which nobody else sees
@@ -82,6 +83,10 @@ def gone():
     while made() and time.monotonic() < end:
         time.sleep(0.02)
     return made()
+
+
+def into_jail():
+    (group / "jail" / "cgroup.procs").write_text(str(os.getpid()))
 
 
 def survivors(token):
@@ -106,7 +111,7 @@ for tier in tiers:
         policy = sp.Policy.workspace_write(ws, limits=sp.Limits(open_files=open_files, **limits), **best)
         began = time.monotonic()
         try:
-            r = sp.run([PY, "-c", code], policy=policy, cwd=ws, capture_output=True, text=True, timeout=90)
+            r = sp.run([PY, "-c", code], policy=policy, cwd=ws, capture_output=True, text=True, timeout=40)
             report = r.sandbox
             here[name] = [report.ended, report.limit, r.returncode, report.limits_by, report.limit_reached, r.stderr[-300:]]
         except sp.TimeoutExpired as error:
@@ -125,6 +130,23 @@ for tier in tiers:
     )  # fmt: skip
     here["escape"] = [r.stdout, r.stderr]
 
+    # Modes are not Landlock's to refuse; neither the group nor its place may be lost by them.
+    r = sp.run(
+        ["sh", "-c", "d=/sys/fs/cgroup$(sed -n 's/^0:://p' /proc/self/cgroup); chmod 0 $d; chmod 0500 $(dirname $d); sleep 60 & exit 0"],
+        policy=policy, cwd=ws, stderr=sp.DEVNULL,
+    )  # fmt: skip
+    here["modes"] = [gone(), oct(os.stat(_groups.place().path).st_mode)]
+
+    if found["place"].holds:
+        # Whoever puts a child elsewhere, where it is bounded, means it.
+        jail = group / "jail"
+        jail.mkdir()
+        (jail / "memory.max").write_text(str(60 * MB))
+        hog = "x = [bytearray(1 << 20) for _ in range(150)]"
+        p = policy.with_limits(memory_bytes=400 * MB)
+        r = sp.run([PY, "-c", hog], policy=p, cwd=ws, preexec_fn=into_jail)
+        here["jail"] = [r.returncode, r.sandbox.limits_by, gone()]
+        jail.rmdir()
     if found["place"].holds and os.geteuid() == 0:
         # The largest of a tree may be init itself: then the monitor says which limit it was.
         hog = "import sys; print('up', flush=True); sys.stdin.readline()\nx = [bytearray(1 << 20) for _ in range(400)]"
