@@ -65,7 +65,7 @@ CASES = {
     "pipes": (BUFFERS, {"memory_bytes": 20 * MB}),  # of 64 MB, which is what the kernel gives one user (pipe(7))
     "short burners": (SHORT, {"cpu_seconds": 1}),
     "fine": ("import threading, time\nx = bytearray(50 << 20)\nt = [threading.Thread(target=time.sleep, args=(.2,)) for _ in range(100)]\n[y.start() for y in t]", {"memory_bytes": 100 * MB, "processes": 4}),
-    "many threads": ("import threading, time\nx = bytearray(80 << 20)\nt = [threading.Thread(target=time.sleep, args=(1,)) for _ in range(600)]\n[y.start() for y in t]", {"memory_bytes": 100 * MB, "processes": 64}),
+    "many threads": ("import threading, time\nx = bytearray(50 << 20)\nt = [threading.Thread(target=time.sleep, args=(1,)) for _ in range(600)]\n[y.start() for y in t]", {"memory_bytes": 100 * MB, "processes": 64}),
     "a file that is read": ("n = 0\nwith open('big', 'rb') as f:\n    while x := f.read(1 << 20): n += len(x)\nassert n == 200 << 20", {"memory_bytes": 100 * MB}),
 }  # fmt: skip
 ONLY_HELD = {"memfds in flight", "pipes"}  # which nobody else sees
