@@ -21,6 +21,29 @@ class PolicyError(SandboxError, ValueError):
     """The policy contradicts itself or names something that cannot be; nothing was started."""
 
 
+class RulesError(PolicyError):
+    """A rule cannot be, or does not do what its examples say. Nothing of its file is in force.
+
+    Attributes:
+        file, line: where, for rules that were read.
+        rule: its text, or None where it cannot even be read.
+        example: the words of the `match` or `not_match` example that fails, or None.
+    """
+
+    def __init__(
+        self, message: str, file: str | None = None, line: int | None = None, rule: str | None = None,
+        example: tuple[str, ...] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(message)
+        self.file = file
+        self.line = line
+        self.rule = rule
+        self.example = example
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.args[0], self.file, self.line, self.rule, self.example)
+
+
 class Missing(SandboxError):
     """Why one backend cannot work on this host. Internal: callers see `SandboxUnavailable`.
 

@@ -1,0 +1,189 @@
+"""Which file a program's name stands for, and by which names rules may speak of it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import stat
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ._rules import bare_name
+
+# One file, many programs, by the name it is called by. What is said of one of them is not said of the others.
+_MULTICALL = frozenset(
+    "busybox toybox coreutils systemctl kmod xz lvm rustup volta-shim asdf mise shim snap box proto-shim sccache ccache"
+    " dircolors-multicall uutils toolbox".split()
+)
+_VERSION = re.compile(r"^(python|pypy|pip|perl|ruby|node|lua|php|gcc|clang|gawk|vim|tclsh|wish|bash|ksh|gem|irb|erl)"
+                      r"-?[0-9][0-9.]*(?:[a-z]+)?$")  # fmt: skip
+_VARIANT = re.compile(r"^(vim|emacs|nano|mawk|nc|netcat|telnet|which|ex|vi)\.[a-z]+[a-z0-9_-]*$")
+_SAME = {
+    "python3": "python", "pip3": "pip", "nodejs": "node", "gawk": "awk", "mawk": "awk", "nawk": "awk", "original-awk": "awk",
+    "pypy": "python", "nvim": "vim", "vimdiff": "vim", "rvim": "vim", "gsed": "sed", "gfind": "find", "gtar": "tar",
+    "bsdtar": "tar", "gmake": "make", "gxargs": "xargs", "genv": "env", "gtimeout": "timeout", "gnice": "nice",
+    "rbash": "bash", "fdfind": "fd", "batcat": "bat",
+}  # fmt: skip
+
+
+def families(name: str) -> tuple[str, ...]:
+    """The name, and what it is a version or a variant of: python3.11, python3, python."""
+    out = [name]
+    for pattern in (_VERSION, _VARIANT):
+        found = pattern.match(name)
+        if found:
+            if name.startswith(("python3", "pip3")):
+                out.append(found[1] + "3")
+            out.append(found[1])
+    if out[-1] in _SAME:
+        out.append(_SAME[out[-1]])
+    return tuple(dict.fromkeys(out))
+
+
+class Program(NamedTuple):
+    """A program as it was called, and the file that it is.
+
+    Attributes:
+        spelled: the word of the command.
+        path: the file that will be started, as it was found; None if there is none.
+        real: the same without symbolic links.
+        names: every name on the way from one to the other, as `bare_name` has them.
+        inode: (device, inode) of the file.
+    """
+
+    spelled: str
+    path: str | None = None
+    real: str | None = None
+    names: frozenset[str] = frozenset()
+    inode: tuple[int, int] | None = None
+
+    @property
+    def multicall(self) -> bool:
+        return self.real is not None and bare_name(self.real) in _MULTICALL
+
+
+def search_path(env: object = None) -> tuple[str, ...]:
+    """The directories of a PATH, as a tuple. `env`: a mapping, or None for the caller's own environment."""
+    if env is None:
+        value: object = os.environ.get("PATH")
+    else:
+        get = getattr(env, "get")  # noqa: B009
+        value = get("PATH")
+        if value is None:
+            value = get(b"PATH")
+    if value is None:
+        value = os.defpath
+    return tuple(os.fsdecode(value).split(os.pathsep))  # type: ignore[arg-type]
+
+
+def _executable(path: str) -> os.stat_result | None:
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    if not stat.S_ISREG(found.st_mode):
+        return None
+    return found if os.name == "nt" or found.st_mode & 0o111 else None
+
+
+@functools.lru_cache(4096)
+def _links(path: str, key: tuple[int, int, int]) -> tuple[str, frozenset[str]]:
+    """(path without links, names on the way). `key` is what the file was when this was found out."""
+    names = {bare_name(path)}
+    here = path
+    for _ in range(40):
+        try:
+            target = os.readlink(here)
+        except (OSError, ValueError):
+            break
+        here = os.path.join(os.path.dirname(here), target)
+        names.add(bare_name(here))
+    real = os.path.realpath(path)
+    names.add(bare_name(real))
+    return real, frozenset(names)
+
+
+def _found(spelled: str, path: str, status: os.stat_result) -> Program:
+    real, names = _links(path, (status.st_dev, status.st_ino, status.st_ctime_ns))
+    return Program(spelled, path, real, names | {bare_name(spelled)}, (status.st_dev, status.st_ino))
+
+
+def identify(word: str, path: Sequence[str], cwd: str | None) -> Program:
+    """The program that `word` starts, as execvp(3) looks for it.
+
+    Args:
+        path: the directories to search.
+        cwd: where relative names start from; None where that is not known.
+    """
+    if "/" in word or (os.name == "nt" and "\\" in word):
+        if not os.path.isabs(word):
+            if cwd is None:
+                return Program(word, names=frozenset({bare_name(word)}))
+            full = os.path.join(cwd, word)
+        else:
+            full = word
+        status = _executable(full)
+        return _found(word, full, status) if status else Program(word, names=frozenset({bare_name(word)}))
+    if word:
+        for directory in path:
+            # An empty entry is the current directory.
+            full = f"{directory}/{word}" if directory.startswith("/") else os.path.join(cwd or "", directory, word)
+            for candidate in (full,) if os.name != "nt" else [full + s for s in ("", ".exe", ".com", ".bat", ".cmd")]:
+                status = _executable(candidate)
+                if status:
+                    return _found(word, candidate, status)
+    return Program(word, names=frozenset({bare_name(word)}))
+
+
+@functools.lru_cache(1)
+def _prefixes() -> tuple[str, ...]:
+    return tuple({os.path.realpath(sys.prefix), os.path.realpath(sys.base_prefix)} - {"/", "/usr"})
+
+
+def below(path: str, roots: Sequence[str]) -> bool:
+    return any(path == root or path.startswith(root.rstrip("/") + "/") for root in roots)
+
+
+def trusted(program: Program, roots: Sequence[str]) -> bool:
+    """Whether nobody but whoever set up this host can have put the file there: it is in none of `roots`, but for the caller's
+    own interpreter, which is read-only in a sandbox."""
+    if program.path is None or program.real is None:
+        return False
+    return not any(below(p, roots) and not below(p, _prefixes()) for p in (os.path.normpath(program.path), program.real))
+
+
+class Aliases:
+    """From a file to the names of rules that mean it too: a rule for `vim` is one for `vi`, where both are one file.
+
+    Looked up anew when a directory of the PATH has changed.
+    """
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self._names = names
+        self._known: dict[tuple[str, ...], tuple[tuple[int, ...], dict[tuple[int, int], frozenset[str]]]] = {}
+
+    def of(self, program: Program, path: tuple[str, ...]) -> frozenset[str]:
+        if program.inode is None or program.multicall or not self._names:
+            return frozenset()
+        path = tuple([p for p in path if p.startswith("/")])
+        stamps = tuple([_stamp(p) for p in (*path, "/etc/alternatives")])
+        known = self._known.get(path)
+        if known is None or known[0] != stamps:
+            found: dict[tuple[int, int], frozenset[str]] = {}
+            for name in self._names:
+                other = identify(name, path, None)
+                if other.inode is not None:
+                    found[other.inode] = found.get(other.inode, frozenset()) | {name}
+            if len(self._known) > 16:
+                self._known.clear()
+            self._known[path] = known = (stamps, found)
+        return known[1].get(program.inode, frozenset())
+
+
+def _stamp(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0
