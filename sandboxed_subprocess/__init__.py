@@ -22,6 +22,7 @@ from ._errors import (
     CommandRejected,
     LimitExceeded,
     PolicyError,
+    RulesError,
     SandboxError,
     SandboxSetupError,
     SandboxUnavailable,
@@ -47,14 +48,27 @@ __all__ = [
     "Popen", "PIPE", "STDOUT", "call", "check_call", "getstatusoutput", "getoutput", "check_output", "run",
     "CalledProcessError", "DEVNULL", "SubprocessError", "TimeoutExpired", "CompletedProcess",
     "CommandRejected", "Enforcement", "Environment", "Glob", "LimitExceeded", "Limits", "NetworkRule", "Policy",
-    "PolicyError", "Progress", "Report", "SandboxError", "SandboxSetupError", "SandboxUnavailable", "SandboxWarning", "Usage",
-    "Violation", "default_policy", "network_rule", "set_default_policy",
+    "PolicyError", "Progress", "Report", "RulesError", "SandboxError", "SandboxSetupError", "SandboxUnavailable",
+    "SandboxWarning", "Usage", "Violation", "default_policy", "network_rule", "set_default_policy",
 ]  # fmt: skip
 
 if _typing.TYPE_CHECKING:
     from . import aio
+    from ._debug import check_command
     from ._selftest import self_test
     from .aio import create_subprocess_exec, create_subprocess_shell
+    from .commands import (
+        Answer,
+        ApprovalRequest,
+        Evaluation,
+        ExecPolicy,
+        TrustStore,
+        approve_all_for_tests,
+        approve_on_terminal,
+        exact_rule,
+        host_executable,
+        prefix_rule,
+    )
 
 if _typing.TYPE_CHECKING and sys.platform == "win32":
     from subprocess import (
@@ -86,6 +100,12 @@ for _name in _stdlib.__all__:
         globals()[_name] = _value
         __all__.append(_name)
 
+# Command rules come when they are asked for: they are no part of the import.
+_COMMANDS = frozenset(
+    "Answer ApprovalRequest Evaluation ExecPolicy TrustStore approve_all_for_tests approve_on_terminal exact_rule"
+    " host_executable prefix_rule".split()
+)
+
 if not _typing.TYPE_CHECKING:
     # What else the stdlib module holds, which its users' tests reach for: private names and modules, never a public
     # callable. Hidden from type checkers, to which a wrong name must stay one.
@@ -105,6 +125,10 @@ if not _typing.TYPE_CHECKING:
         def __getattr__(self, name: str) -> object:
             if name == "self_test":
                 return _importlib.import_module(f"{__name__}._selftest").self_test
+            if name == "check_command":
+                return _importlib.import_module(f"{__name__}._debug").check_command
+            if name in _COMMANDS:
+                return getattr(_importlib.import_module(f"{__name__}.commands"), name)
             if name not in ("aio", "create_subprocess_exec", "create_subprocess_shell"):
                 raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
             # By name: a "from . import aio" would ask here again.

@@ -14,15 +14,18 @@ import time
 from asyncio.subprocess import Process as _StdlibProcess
 from asyncio.subprocess import SubprocessStreamProtocol
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ._errors import SandboxSetupError
 from ._launch import ExecFailed, Launch
 from ._outcome import kill_unconfined, refusal, spawning, told
 from ._output import Chunk, Kept, Source
 from ._policy import Policy
-from ._prepare import plain_command, plain_spawn, prepare, resolve_policy
+from ._prepare import permitted_async, plain_command, plain_program, plain_spawn, prepare, resolve_policy
 from ._report import Enforcement, Report
+
+if TYPE_CHECKING:
+    from .commands._approval import Permit
 
 _T = TypeVar("_T")
 LIMIT = 2**16  # asyncio's default for its stream readers
@@ -268,7 +271,7 @@ async def _keeper(loop: asyncio.AbstractEventLoop) -> set[Process]:
 
 async def _start(
     args: Any, options: dict[str, Any], policy: Policy, limit: int, loop: asyncio.AbstractEventLoop, keep: set[Process],
-    kind: type[_Protocol],
+    kind: type[_Protocol], permit: Permit | None,
 ) -> Process:
     """Spawns, and returns once the command runs. To be run by a `_hidden` task: asyncio's own cancellation in the middle of a
     spawn kills the launcher and goes on without waiting."""
@@ -278,10 +281,10 @@ async def _start(
         # Now, not in kill(): by then, a command may have put a psutil.py into the current directory.
         import psutil  # noqa: F401
 
-        report = Report(enforcement=Enforcement.NONE)
-        argv, options, program = plain_command(args, options)
+        report = Report(enforcement=Enforcement.NONE, approval=None if permit is None else permit.approval)
+        argv, options, program = plain_command(args, plain_program(options, permit))
     else:
-        launch, options, program = prepare(args, options, policy)
+        launch, options, program = prepare(args, options, policy, permit)
         report = launch.report
         argv = list(launch.argv)
     if not isinstance(loop, asyncio.BaseEventLoop):
@@ -352,12 +355,13 @@ async def _settled(launch: Launch, protocol: _Protocol, loop: asyncio.AbstractEv
 
 
 async def _spawn(
-    args: Any, options: dict[str, Any], policy: Policy | str | None, limit: int, kind: type[_Protocol] = _Protocol
+    args: Any, options: dict[str, Any], chosen: Policy, limit: int, kind: type[_Protocol], permit: Permit | None
 ) -> Process:
-    chosen = resolve_policy(policy)
     loop = asyncio.get_running_loop()
     keep = await _keeper(loop)
-    task = _hidden(_start(args, options, chosen, limit, loop, keep, kind))
+    if permit is not None:
+        args, options, chosen = permit.args, permit.options, permit.policy
+    task = _hidden(_start(args, options, chosen, limit, loop, keep, kind, permit))
     try:
         cancelled = await _until(task)
     except GeneratorExit:  # the coroutine is thrown away in the middle of the spawn
@@ -373,6 +377,12 @@ async def _spawn(
     if task.exception() is None:
         await _ended(task.result(), chosen.terminate_grace)
     raise cancelled
+
+
+async def _permitted(args: Any, options: dict[str, Any], policy: Policy | str | None, limit: int) -> Process:
+    chosen = resolve_policy(policy)
+    permit = await permitted_async(args, options, chosen, asyncio.to_thread)
+    return await _spawn(args, options, chosen, limit, _Protocol, permit)
 
 
 def _unwanted(task: asyncio.Task[Process]) -> None:
@@ -398,7 +408,7 @@ async def create_subprocess_exec(
         OSError and others: as asyncio's.
     """
     _checked(kwds)
-    return await _spawn([program, *args], {"stdin": stdin, "stdout": stdout, "stderr": stderr, **kwds}, policy, limit)
+    return await _permitted([program, *args], {"stdin": stdin, "stdout": stdout, "stderr": stderr, **kwds}, policy, limit)
 
 
 async def create_subprocess_shell(
@@ -412,7 +422,7 @@ async def create_subprocess_shell(
     if not isinstance(cmd, (bytes, str)):
         raise ValueError("cmd must be a string")
     options = {"stdin": stdin, "stdout": stdout, "stderr": stderr, "shell": True, **kwds}
-    return await _spawn(cmd, options, policy, limit)
+    return await _permitted(cmd, options, policy, limit)
 
 
 # -- output, taken piece by piece -------------------------------------------------------------------------------------------
@@ -495,8 +505,10 @@ class AsyncioSource(Source):
     async def open(
         cls, args: Any, options: dict[str, Any], policy: Policy, data: memoryview, timeout: float | None
     ) -> AsyncioSource:
+        permit = await permitted_async(args, options, policy, asyncio.to_thread)
+        # Who is asked may think it over: the time is the command's.
         until = math.inf if timeout is None else asyncio.get_running_loop().time() + timeout
-        return cls(await _spawn(args, options, policy, LIMIT, _Taken), data, until)
+        return cls(await _spawn(args, options, policy, LIMIT, _Taken, permit), data, until)
 
     @property
     def returncode(self) -> int | None:

@@ -52,7 +52,6 @@ class Feature(enum.Enum):
     LIMIT_CPU = "limits.cpu_seconds"
     LIMIT_WALL = "limits.wall_seconds"
     LIMIT_FILES = "limits.open_files"
-    COMMAND_RULES = "command rules (commands=, approver=, upgrade_to=)"
     CACHES = "cache directories (caches=)"
     OBSERVE = "observation of files (observe=)"
     EVENTS = "events (on_event=)"
@@ -295,9 +294,10 @@ def required_features(policy: Policy) -> frozenset[Feature]:
         needed.add(Feature.PROTECTED_PATHS)
     if policy.tmp != "shared":
         needed.add(Feature.PRIVATE_TMP)
-    if policy.network == "none":
+    network = policy.host_rules
+    if network == "none":
         needed |= {Feature.NETWORK_NONE, Feature.LOOPBACK}
-    elif isinstance(policy.network, tuple):
+    elif isinstance(network, tuple):
         needed.add(Feature.HOST_RULES)
     else:
         needed.add(Feature.ABSTRACT_SOCKETS)
@@ -312,8 +312,6 @@ def required_features(policy: Policy) -> frozenset[Feature]:
     ):
         if getattr(policy.limits, field) is not None:
             needed.add(feature)
-    if policy.commands is not None or policy.approver is not None or policy.upgrade_to is not None:
-        needed.add(Feature.COMMAND_RULES)
     if policy.caches:
         needed.add(Feature.CACHES)
     if policy.observe:
@@ -514,6 +512,9 @@ def _compile_view(policy: Policy, homes: tuple[str, ...]) -> View:
         if any(_paths.is_within(home, root) for root in roots):
             rules += [protect(f"{home}/{name}", "start-up file") for name in _paths.STARTUP_IN_HOME]
 
+    for file in policy.commands.files if policy.commands is not None else ():
+        if os.path.isabs(file) and os.path.exists(file):
+            rules += protect_links(file, "a file of command rules in use")
     if policy.audit_log is not None:
         log = _paths.resolve(_paths.expand_user(os.fspath(policy.audit_log))).real
         for root in (*roots, *([tmp_source] if tmp_source else ())):

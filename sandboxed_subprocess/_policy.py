@@ -19,6 +19,8 @@ from .network._rules import NetworkRule, network_rule
 if TYPE_CHECKING:
     from typing_extensions import Self, TypedDict, Unpack
 
+    from .commands._execpolicy import ExecPolicy
+
 StrPath = Union[str, "os.PathLike[str]"]
 _T = TypeVar("_T")
 
@@ -232,8 +234,9 @@ if TYPE_CHECKING:
         environment: Environment
         limits: Limits
         syscall_exceptions: Sequence[str]
-        commands: Any
+        commands: ExecPolicy | None
         approver: Callable[..., Any] | None
+        trust: Any
         upgrade_to: Policy | None
         enforcement: Literal["strict", "best-effort"]
         backend: str | None
@@ -275,6 +278,13 @@ class Policy(Frozen):
         syscall_exceptions: of "ptrace", "perf_event", "keyring".
         enforcement: "strict" refuses what cannot be enforced in full; "best-effort" runs and reports the gaps.
         backend: the name of the only backend to use.
+        commands: an `ExecPolicy`: which commands run without asking, which are asked for, which never run. Its host rules are
+            added to `network`, its files cannot be written.
+        approver: who is asked: a function, for `aio` also an asynchronous one, that gets an `ApprovalRequest` and returns "once",
+            "session", "always", "deny" or an `Answer`. What it raises means no.
+        trust: a `TrustStore` of what was approved; None: one for all equal policies of this process.
+        upgrade_to: the policy under which a command that by nature writes runs instead, where this one has no writable root and
+            the rules allow the command, or the approver says so. The report tells.
         terminate_grace: seconds between SIGTERM and the end of the whole tree, where `timeout=` of `run()`, or a
             cancellation, ends a run for the caller. 0: at once, as the standard library does.
         on_event: called with a `Progress` every `event_interval` seconds while a command runs, and with a `Violation` when one is
@@ -304,8 +314,9 @@ class Policy(Frozen):
     environment: Environment = Environment()
     limits: Limits = Limits()
     syscall_exceptions: Sequence[str] = ()
-    commands: Any = None
+    commands: ExecPolicy | None = None
     approver: Callable[..., Any] | None = None
+    trust: Any = None
     upgrade_to: Policy | None = None
     enforcement: Literal["strict", "best-effort"] = "strict"
     backend: str | None = None
@@ -316,8 +327,8 @@ class Policy(Frozen):
     observe: Sequence[str] = ()
     unconfined: bool = False
 
-    _not_compared = frozenset({"approver", "on_event"})
-    _not_shown = frozenset({"approver", "on_event", "unconfined"})
+    _not_compared = frozenset({"approver", "on_event", "trust"})
+    _not_shown = frozenset({"approver", "on_event", "trust", "unconfined"})
 
     def __post_init__(self) -> None:
         def put(name: str, value: object) -> None:
@@ -410,8 +421,31 @@ class Policy(Frozen):
             limits = [name for name in Limits.names() if name != "output_bytes" and getattr(self.limits, name) is not None]
             for name in (*limits, *[n for n in ("on_event", "audit_log", "observe") if getattr(self, n)]):
                 raise PolicyError(f"danger_full_access: without a sandbox there is nobody to see to {name}=")
-        if self.upgrade_to is not None and not isinstance(self.upgrade_to, Policy):
-            raise PolicyError(f"upgrade_to={self.upgrade_to!r} is not a Policy")
+        if self.upgrade_to is not None:
+            if not isinstance(self.upgrade_to, Policy):
+                raise PolicyError(f"upgrade_to={self.upgrade_to!r} is not a Policy")
+            if self.upgrade_to.unconfined:
+                raise PolicyError("upgrade_to=: a run is never raised to no sandbox at all")
+        if self.commands is not None:
+            from .commands._execpolicy import ExecPolicy
+
+            if not isinstance(self.commands, ExecPolicy):
+                raise PolicyError(f"commands={self.commands!r} is not an ExecPolicy; ExecPolicy.load(...) reads one")
+        if self.trust is not None and not (hasattr(self.trust, "knows") and hasattr(self.trust, "add")):
+            raise PolicyError(f"trust={self.trust!r} is not a TrustStore")
+
+    @property
+    def host_rules(self) -> Literal["none"] | danger.Danger | tuple[NetworkRule, ...]:
+        """What `network` and the rules of `commands` say together. Rules that only forbid add nothing to "none"."""
+        network = cast("Literal['none'] | danger.Danger | tuple[NetworkRule, ...]", self.network)
+        further = self.commands.network_rules if self.commands is not None else ()
+        if not further or (network == "none" and all(rule.decision == "forbidden" for rule in further)):
+            return network
+        if network == "none":
+            return further
+        if isinstance(network, danger.Danger):
+            raise PolicyError("network=danger.UNRESTRICTED_NETWORK, and commands= has rules about hosts: it cannot be both")
+        return (*network, *further)
 
     # Policies key the caches of every launch, and the ordinary hash walks all fields each time.
     def __hash__(self) -> int:
@@ -549,7 +583,7 @@ class Policy(Frozen):
             raise PolicyError(f"a policy is a table of fields, not {data!r}")
         fields = dict(data)
         preset = fields.pop("preset", "workspace-write")
-        known = [name for name in cls.names() if name not in ("unconfined", "approver", "on_event", "commands")]
+        known = [name for name in cls.names() if name not in ("unconfined", "approver", "on_event", "commands", "trust")]
         for key in fields:
             if key not in known:
                 table = next((name for name, names in _PART_FIELDS.items() if key in names), None)

@@ -16,7 +16,7 @@ from ._errors import SandboxSetupError
 from ._launch import ExecFailed, Launch
 from ._outcome import POSITIONAL, CompletedProcess, expired, failed, kill_unconfined, refusal, spawning, told
 from ._policy import Policy
-from ._prepare import is_plain, plain_policy, prepare, resolve_policy
+from ._prepare import is_plain, permitted, plain_policy, plain_program, prepare, resolve_policy
 from ._report import Enforcement, Report
 
 if TYPE_CHECKING:
@@ -120,24 +120,31 @@ class Popen(subprocess.Popen[AnyStr], Generic[AnyStr]):
                 raise TypeError(f"Popen.__init__() got multiple values for argument {name!r}")
             options[name] = value
         chosen = plain_policy() if policy is None and is_plain(args) else resolve_policy(policy)
+        given = args
+        permit = permitted(args, options, chosen)
+        if permit is not None:
+            args, options, chosen = permit.args, permit.options, permit.policy
         self._most = chosen.limits.output_bytes
         if chosen.unconfined:
             self._unconfined = True
             # Now, not in kill(): by then, a command may have put a psutil.py into the current directory.
             import psutil  # noqa: F401
 
-            self.sandbox = Report(enforcement=Enforcement.NONE)
-            super().__init__(args, **options)
+            self.sandbox = Report(enforcement=Enforcement.NONE, approval=None if permit is None else permit.approval)
+            try:
+                super().__init__(args, **plain_program(options, permit))
+            finally:
+                self.args = given
             self.sandbox.pid = self.pid
             return
-        launch, options, program = prepare(args, options, chosen)
+        launch, options, program = prepare(args, options, chosen, permit)
         self._launch = launch
         self.sandbox = launch.report
         try:
             with spawning(launch, program):
                 super().__init__(launch.argv, **options)
         finally:
-            self.args = args
+            self.args = given
         if not self.__dict__.get("_child_created"):  # a mocked _execute_child starts nothing
             launch.abandon()
             return

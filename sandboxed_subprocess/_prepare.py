@@ -13,14 +13,17 @@ import os
 import stat
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from . import _backends, _environment, _paths
 from ._errors import PolicyError
 from ._launch import Launch
 from ._plan import Command, View, compile_plan, compile_view
 from ._policy import Policy
+
+if TYPE_CHECKING:
+    from .commands._approval import Permit
 
 if sys.platform != "win32":
     # Here and not where they are used: after the first command, "import grp" could find a file in the workspace.
@@ -91,6 +94,13 @@ def is_plain(args: Any) -> bool:
 
 def plain_policy() -> Policy:
     return _preset("danger-full-access", None)
+
+
+def plain_program(options: dict[str, Any], permit: Permit | None) -> dict[str, Any]:
+    """The options of a command without a sandbox: what was permitted is what is executed."""
+    if permit is None or permit.program is None:
+        return options
+    return {**options, "executable": permit.program}
 
 
 def plain_command(args: Any, options: dict[str, Any]) -> tuple[list[Any], dict[str, Any], Any]:
@@ -354,12 +364,46 @@ def _command_environment(view: View, kind: str, env: dict[str, str] | None) -> t
 # -- all together --------------------------------------------------------------------------------------------------------------
 
 
-def prepare(args: Any, options: dict[str, Any], policy: Policy) -> tuple[Launch, dict[str, Any], Any]:
+def permitted(args: Any, options: dict[str, Any], policy: Policy) -> Permit | None:
+    """What the command rules let run, having asked where they say so; None where there are none.
+
+    Raises:
+        CommandRejected: they, or whoever was asked, said no.
+        PolicyError: the approver is asynchronous, or there is no command.
+    """
+    if policy.commands is None and policy.upgrade_to is None:
+        return None
+    from .commands import _approval
+
+    case = _approval.Case(args, options, policy)
+    if case.request is not None:
+        case.answered(_approval.ask_now(policy.approver, case.request))
+    return case.permit()
+
+
+async def permitted_async(
+    args: Any, options: dict[str, Any], policy: Policy, in_thread: Callable[[Any, Any], Awaitable[Any]]
+) -> Permit | None:
+    """The same, without blocking the loop: an ordinary approver is called by `in_thread`."""
+    if policy.commands is None and policy.upgrade_to is None:
+        return None
+    from .commands import _approval
+
+    case = _approval.Case(args, options, policy)
+    if case.request is not None:
+        case.answered(await _approval.ask(policy.approver, case.request, in_thread))
+    return case.permit()
+
+
+def prepare(
+    args: Any, options: dict[str, Any], policy: Policy, permit: Permit | None = None
+) -> tuple[Launch, dict[str, Any], Any]:
     """Everything up to the spawn.
 
     Args:
         args: as for Popen; taken once (it may be a generator).
         options: Popen's keywords.
+        permit: what was permitted, whose program is the only one that is tried.
 
     Returns:
         The launch, the keywords for the real Popen (its `args` are `launch.argv`), and the program as the caller
@@ -381,9 +425,12 @@ def prepare(args: Any, options: dict[str, Any], policy: Policy) -> tuple[Launch,
         warnings.warn("pass_fds overriding close_fds.", RuntimeWarning, stacklevel=3)
     uid, gid, groups = _identity(options)
     environ = _environ(env)
+    candidates = _candidates(_encode(executable), env)
+    if permit is not None and permit.program is not None:
+        candidates = (os.fsencode(permit.program),)
     command = Command(
         argv=tuple(_encode(a) for a in argv),
-        candidates=_candidates(_encode(executable), env),
+        candidates=candidates,
         keep_fds=keep,
         uid=uid,
         gid=gid,
@@ -403,6 +450,7 @@ def prepare(args: Any, options: dict[str, Any], policy: Policy) -> tuple[Launch,
     plan = compile_plan(view, command, visible, dropped, inherits=env is None)
     report.environment_dropped = plan.dropped
     report.notes = plan.composition.notes
+    report.approval = None if permit is None else permit.approval
     # Before anything runs: a run that cannot be written down does not happen.
     audit = _open_audit(policy)
     try:

@@ -33,6 +33,27 @@ class Violation(NamedTuple):
     advice: str = ""
 
 
+class Approval(NamedTuple):
+    """Why a command was let run, where `Policy.commands` or `upgrade_to` has a say.
+
+    Attributes:
+        by: "rules", "approver" (who was asked for this run), or "trust" (what was approved before).
+        answer: the approver's: "once", "session" or "always".
+        rule: for "always": the rule to save.
+        reason, justification: of the decision.
+        raised: what the policy that the run was raised to permits; None where it was not raised.
+        note: why it was not raised, though it writes.
+    """
+
+    by: str
+    answer: str | None = None
+    rule: str | None = None
+    reason: str = ""
+    justification: str | None = None
+    raised: str | None = None
+    note: str = ""
+
+
 class Progress(NamedTuple):
     """How a tree is doing; see `Policy.on_event`. Seconds since the start, and of all processors together; bytes."""
 
@@ -88,6 +109,7 @@ class Report(Fields):
         quarantined: (path, new path) of what was planted where the host would trust it, and was made inert.
         output_dropped: ("stdout" or "stderr", bytes) of what `limits.output_bytes` kept from the caller.
         processes_ended: names of processes that the command left behind, as far as they were read.
+        approval: why the command was let run, where there were rules.
     """
 
     backend: str | None = None
@@ -106,11 +128,13 @@ class Report(Fields):
     output_dropped: tuple[tuple[str, int], ...] = ()
     processes_ended: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    approval: Approval | None = None
 
     def to_dict(self) -> dict[str, Any]:
         out = dict(vars(self))
         out["enforcement"] = self.enforcement.name
         out["usage"] = self.usage and self.usage._asdict()
+        out["approval"] = self.approval and self.approval._asdict()
         out["violations"] = [violation._asdict() for violation in self.violations]
         return out
 

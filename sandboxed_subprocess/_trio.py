@@ -18,7 +18,7 @@ from ._launch import ExecFailed, Launch
 from ._outcome import kill_unconfined, refusal, spawning
 from ._output import Chunk, Source
 from ._policy import Policy
-from ._prepare import plain_command, plain_spawn, prepare
+from ._prepare import permitted_async, plain_command, plain_program, plain_spawn, prepare
 from ._report import Enforcement, Report
 
 _CHUNK = 1 << 16  # more at once is slower: the C library maps so large a buffer anew each time
@@ -42,17 +42,20 @@ class TrioSource(Source):
     async def open(
         cls, args: Any, options: dict[str, Any], policy: Policy, data: memoryview, timeout: float | None
     ) -> TrioSource:
-        end = math.inf if timeout is None else trio.current_time() + timeout
         launch: Launch | None = None
         await trio.lowlevel.checkpoint_if_cancelled()
+        permit = await permitted_async(args, options, policy, trio.to_thread.run_sync)
+        if permit is not None:
+            args, options, policy = permit.args, permit.options, permit.policy
+        end = math.inf if timeout is None else trio.current_time() + timeout
         # Shields are right here: trio has no other way in, and a spawn is short.
         with trio.CancelScope(shield=True):
             if policy.unconfined:
-                report = Report(enforcement=Enforcement.NONE)
-                process = await _plain(args, options)
+                report = Report(enforcement=Enforcement.NONE, approval=None if permit is None else permit.approval)
+                process = await _plain(args, plain_program(options, permit))
                 report.pid = process.pid
             else:
-                launch, options, program = prepare(args, options, policy)
+                launch, options, program = prepare(args, options, policy, permit)
                 report = launch.report
                 process = await _start(launch, options, program)
         return cls(process, launch, report, data, end)

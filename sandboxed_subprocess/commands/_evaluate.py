@@ -9,14 +9,13 @@ from __future__ import annotations
 import fnmatch
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import _programs, _shell
 from ._identity import Aliases, Program, families, identify, search_path, trusted
 from ._programs import HANDLERS, SHELLS, Opened, Words
 from ._rules import MAYBE, NO, YES, CommandRule, Decision, HostExecutable, bare_name, strictest
-from ._shell import Simple
+from ._shell import Simple, parse
 from ._words import Dynamic, Word, text_of
 
 if TYPE_CHECKING:
@@ -57,6 +56,8 @@ class Part(NamedTuple):
         rules: those that match.
         program: the file that is started, or None: not found, or a builtin of the shell.
         reason: why it is so, where no rule says it.
+        literal: every word of it is known.
+        open: a rule that allows it would settle it.
     """
 
     argv: tuple[str, ...]
@@ -65,6 +66,7 @@ class Part(NamedTuple):
     program: str | None = None
     reason: str = ""
     literal: bool = True
+    open: bool = True
 
 
 class Evaluation(NamedTuple):
@@ -77,6 +79,7 @@ class Evaluation(NamedTuple):
         reason: one line for people: what decided.
         parts: what the command was taken apart into.
         program: the file that will be started, or None where there is none yet, or the shell's.
+        settleable: there is nothing in it but its parts that would have to be asked for.
     """
 
     decision: Decision
@@ -85,6 +88,7 @@ class Evaluation(NamedTuple):
     reason: str = ""
     parts: tuple[Part, ...] = ()
     program: str | None = None
+    settleable: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -129,7 +133,7 @@ class Index:
         self.aliases = Aliases(frozenset(restrictive))
         self.executables = {entry.name: entry.paths for entry in executables}
 
-    def about(self, names: Sequence[str] | frozenset[str]) -> list[CommandRule]:
+    def about(self, names: Iterable[str]) -> list[CommandRule]:
         found: dict[int, CommandRule] = {}
         for name in names:
             found.update(self.by_name.get(name, ()))
@@ -140,6 +144,7 @@ class Context(NamedTuple):
     """Where a command stands."""
 
     path: tuple[str, ...]
+    inner_path: tuple[str, ...]  # what a command of this one searches
     caller: tuple[str, ...]  # the caller's own PATH
     cwd: str | None
     roots: tuple[str, ...]
@@ -156,6 +161,7 @@ class Evaluator:
         self.parts: list[Part] = []
         self.floors: list[str] = []
         self.verdicts: list[tuple[Decision, str]] = []  # of the heuristics, about a whole script
+        self.whole = False  # a rule allows the whole vector, to the last word
 
     # -- one vector -----------------------------------------------------------------------------------------------------------
 
@@ -167,7 +173,8 @@ class Evaluator:
             return None
         called = words[0] if executable is None else executable
         if isinstance(called, Dynamic):
-            self.parts.append(Part(text_of(words), "prompt", (), None, f"what {called} is, is known only when it runs", False))
+            reason = f"what {called} is, is known only when it runs"
+            self.parts.append(Part(text_of(words), strictest(("prompt", self.policy.default)), (), None, reason, False, False))
             return None
         name = str(called)
         builtin = context.shell is not None and "/" not in name and (name in BUILTINS or name in context.functions)
@@ -189,7 +196,7 @@ class Evaluator:
             else:
                 opened.code(len(words), f"{name} runs what it reads")
         self.decide(words, program, opened, context)
-        inner = context._replace(depth=context.depth + 1, shell=None, functions=frozenset())
+        inner = context._replace(depth=context.depth + 1, shell=None, functions=frozenset(), path=context.inner_path)
         if opened.cwd:
             inner = inner._replace(cwd=None)
         if name in ("command", "builtin", "exec", "time", "noglob", "nocorrect", "-", "coproc"):
@@ -198,7 +205,8 @@ class Evaluator:
             if influences(variable):
                 self.floor(f"{variable} is set for what is run")
             if variable == "PATH" and not isinstance(value, Dynamic):
-                inner = inner._replace(path=tuple(value.split(":")))
+                found = tuple(value.split(":"))
+                inner = inner._replace(path=found, inner_path=found)
         for vector in opened.inner:
             if vector:
                 self.command(vector, inner)
@@ -244,7 +252,7 @@ class Evaluator:
             spellings += [(other, len(words) - len(other), harmless) for other, harmless in opened.spellings]
             last = max((place for place, _, _ in opened.payloads), default=-1)
             inline = any(given for _, given, _ in opened.payloads)
-            reasons += [what for what in opened.problems]
+            reasons += list(opened.problems)
         candidates = self.index.about(names)
         for other, _, _ in spellings[1:]:
             if bare_name(other[0]) not in names:  # `python -m pip`
@@ -275,6 +283,7 @@ class Evaluator:
                     continue
                 matched.append(rule)
                 covered = rule.exact or len(rule.pattern) + dropped > last
+                self.whole = self.whole or (rule.exact and not dropped and not self.parts and not context.depth)
                 guarded = opened is not None and opened.guarded is not None
                 if guarded and not rule.exact and len(rule.pattern) + dropped < opened.guarded:  # type: ignore[operator, union-attr]
                     covered = False
@@ -293,9 +302,7 @@ class Evaluator:
         decision: Decision | None
         if decisions:
             decision = strictest(decisions)
-        elif opened is not None and opened.transparent and (opened.inner or opened.scripts):
-            decision = None
-        elif words[0] in ("export", "set", "unset") and context.shell is not None and opened is None:
+        elif (opened is not None and opened.transparent and (opened.inner or opened.scripts)) or (words[0] in ("export", "set", "unset") and context.shell is not None and opened is None):
             decision = None
         else:
             decision = self.policy.default
@@ -308,9 +315,9 @@ class Evaluator:
         if reasons and decision != "forbidden":
             if decision != "prompt" or not restrictive_rules:
                 reason = reasons[0]
-            decision = "prompt"
+            decision = strictest(("prompt", self.policy.default))
         literal = not any(isinstance(word, Dynamic) for word in words)
-        self.parts.append(Part(text_of(words), decision, tuple(matched), program.path, reason, literal))
+        self.parts.append(Part(text_of(words), decision, tuple(matched), program.path, reason, literal, not reasons))
 
     def heuristics(self, words: Words, program: Program, opened: Opened | None, context: Context) -> tuple[Decision, str] | None:
         if not self.policy.heuristic:
@@ -374,7 +381,7 @@ class Evaluator:
     def suspect(self, words: Words, context: Context) -> None:
         """A vector that may be what is run, somewhere: a rule against it is a reason to ask."""
         name = words[0]
-        names = set() if isinstance(name, Dynamic) else {n for n in families(bare_name(name))}
+        names = set() if isinstance(name, Dynamic) else set(families(bare_name(name)))
         for rule in self.index.about(frozenset(names)):
             if rule.decision != "allow" and rule.match_arguments(words[1:]) != NO:
                 self.floor(f"it may run what is {rule.decision} by {rule}")
@@ -395,7 +402,7 @@ class Evaluator:
     # -- one script ---------------------------------------------------------------------------------------------------------------
 
     def script(self, text: str, shell: str, context: Context) -> None:
-        parsed = _shell.parse(text.encode("utf-8", "surrogateescape"), shell, context.home)
+        parsed = parse(text.encode("utf-8", "surrogateescape"), shell, context.home)
         for problem in parsed.problems:
             self.floor(problem)
         here = context._replace(shell=shell, functions=parsed.functions)
@@ -448,13 +455,16 @@ class Evaluator:
         elif operator == ">&":
             if isinstance(target, Dynamic) or not (target.rstrip("-").isdigit() or target == "-"):
                 self.write(target)
-        elif isinstance(target, Dynamic) or target.startswith(("/dev/tcp/", "/dev/udp/")):
-            if operator == "<" and not (isinstance(target, Dynamic) and target.start.startswith(("/", ".", "~")) is False):
-                self.write(target)
+        elif operator == "<" and (target.start if isinstance(target, Dynamic) else target).startswith(("/dev/tcp", "/dev/udp")):
+            self.write(target)  # bash connects
 
     # -- the whole -----------------------------------------------------------------------------------------------------------------
 
     def evaluation(self, program: Program | None) -> Evaluation:
+        if self.whole:
+            # The rule has seen it all. What rules forbid, or ask for, they do all the same.
+            self.floors = []
+            self.parts = [self.parts[0], *[self.covered(part) for part in self.parts[1:]]]
         counting = [(part.decision, part) for part in self.parts if part.decision is not None]
         decisions: list[Decision] = [decision for decision, _ in counting]
         decisions += [decision for decision, _ in self.verdicts]
@@ -477,10 +487,17 @@ class Evaluator:
                     break
         if not decisions:
             reason = "there is nothing in it that a rule could be about"
-        if self.floors and whole == "allow":
-            whole, reason, justification = "prompt", self.floors[0], None
+        if self.floors and whole != "forbidden" and strictest(("prompt", self.policy.default)) != whole:
+            whole, reason, justification = strictest(("prompt", self.policy.default)), self.floors[0], None
         rules = tuple(dict.fromkeys([rule for part in self.parts for rule in part.rules]))
-        return Evaluation(whole, rules, justification, reason, tuple(self.parts), program.path if program else None)
+        settleable = not self.floors and not self.verdicts
+        return Evaluation(whole, rules, justification, reason, tuple(self.parts), program.path if program else None, settleable)
+
+    def covered(self, part: Part) -> Part:
+        """A part of what an exact rule allows: no longer asked for because nothing else is said of it."""
+        restricted = any(rule.decision != "allow" for rule in part.rules) or (part.decision == "forbidden" and part.rules)
+        heuristic = self.policy.heuristic and part.decision == "forbidden"
+        return part if restricted or heuristic or part.decision is None else part._replace(decision="allow", reason="")
 
 
 def _shown(argv: Sequence[str]) -> str:
@@ -491,20 +508,17 @@ def _shown(argv: Sequence[str]) -> str:
 
 
 def evaluate(
-    policy: ExecPolicy, argv: Sequence[str], *, path: tuple[str, ...], cwd: str, roots: tuple[str, ...], executable: str | None,
-    home: str | None,
+    policy: ExecPolicy, argv: Sequence[str], *, path: tuple[str, ...], inner_path: tuple[str, ...], cwd: str, roots: tuple[str, ...],
+    executable: str | None, home: str | None,
 ) -> Evaluation:  # fmt: skip
     """The evaluation of one vector.
 
     Args:
-        path: the directories in which it will be searched.
+        path: the directories in which it will be searched; inner_path: in which it will search.
         roots: directories that commands write to: no program in them is trusted by its name.
         executable: the program, where that is not `argv[0]`.
     """
     evaluator = Evaluator(policy)
-    context = Context(path, search_path(), cwd, roots, home)
+    context = Context(path, inner_path, search_path(), cwd, roots, home)
     program = evaluator.command(tuple(argv), context, executable=executable)
     return evaluator.evaluation(program)
-
-
-__all__ = ["Evaluation", "Index", "Part", "evaluate", "_programs"]

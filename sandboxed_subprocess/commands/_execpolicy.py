@@ -32,10 +32,12 @@ class ExecPolicy:
         RulesError: something among the rules is none.
     """
 
-    __slots__ = ("rules", "default", "heuristic", "_index", "_hash")
+    __slots__ = ("_hash", "_index", "default", "heuristic", "rules")
     rules: tuple[Rule, ...]
     default: Decision
     heuristic: bool
+    _index: Index | None
+    _hash: int | None
 
     def __init__(self, rules: Iterable[Rule] = (), default: str = "prompt", *, _heuristic: bool = False) -> None:
         rules = tuple(rules)
@@ -62,9 +64,9 @@ class ExecPolicy:
 
         rules: list[Rule] = []
         for path in paths:
-            name = os.fspath(path)
+            name = os.path.abspath(os.path.expanduser(os.fspath(path)))
             try:
-                with open(path, encoding="utf-8") as file:
+                with open(name, encoding="utf-8") as file:
                     text = file.read()
             except UnicodeDecodeError as error:
                 raise RulesError(f"{name}: not a text in UTF-8 ({error.reason})", name) from None
@@ -125,12 +127,14 @@ class ExecPolicy:
 
     @property
     def index(self) -> Index:
-        if self._index is None:  # type: ignore[has-type]
+        if self._index is None:
             from ._evaluate import Index
 
             executables = [rule for rule in self.rules if isinstance(rule, HostExecutable)]
-            object.__setattr__(self, "_index", Index(self.command_rules, executables))
-        return self._index  # type: ignore[has-type, no-any-return]
+            index = Index(self.command_rules, executables)
+            object.__setattr__(self, "_index", index)
+            return index
+        return self._index
 
     def check(
         self,
@@ -164,9 +168,8 @@ class ExecPolicy:
             roots: tuple[str, ...] = () if here in ("/", home) else (os.path.realpath(here),)
         else:
             roots = tuple([os.path.realpath(root) for root in writable_roots])
-        return evaluate(
-            self, words, path=search_path(env), cwd=here, roots=roots, executable=program, home=home if env is None else None
-        )
+        path = search_path(env)
+        return evaluate(self, words, path=path, inner_path=path, cwd=here, roots=roots, executable=program, home=home)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise frozen_error("assign to", name)
@@ -181,9 +184,11 @@ class ExecPolicy:
         return self._key() == other._key() if isinstance(other, ExecPolicy) else NotImplemented
 
     def __hash__(self) -> int:
-        if self._hash is None:  # type: ignore[has-type]
-            object.__setattr__(self, "_hash", hash(self._key()))
-        return self._hash  # type: ignore[has-type, no-any-return]
+        if self._hash is None:
+            value = hash(self._key())
+            object.__setattr__(self, "_hash", value)
+            return value
+        return self._hash
 
     def __repr__(self) -> str:
         heuristics = ", heuristics" if self.heuristic else ""

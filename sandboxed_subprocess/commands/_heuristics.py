@@ -187,7 +187,9 @@ def judge(words: Words, program: Program, opened: Opened | None, names: frozense
             return found
     elif _dangerous_call(words, names):
         return "forbidden", f"{' '.join(words[:4])} destroys"
-    if opened is not None and (opened.payloads or opened.problems or opened.writes or opened.assigns or opened.guarded is not None):
+    if opened is not None and (
+        opened.payloads or opened.problems or opened.writes or opened.assigns or opened.guarded is not None
+    ):
         return None
     name = bare_name(program.spelled)
     if "git" in names:
@@ -287,7 +289,9 @@ def _git(words: Words, opened: Opened | None) -> tuple[Decision, str] | None:
                 return "forbidden", "git push overwrites or deletes what others have"
     if verb == "reset" and any(len(f) > 3 and "--hard".startswith(f) for f in flags):
         return "forbidden", "git reset --hard loses what is not committed"
-    if verb == "clean" and any(re.fullmatch(r"-[a-zA-Z]*f[a-zA-Z]*", f) or (len(f) > 2 and "--force".startswith(f)) for f in flags):
+    if verb == "clean" and any(
+        re.fullmatch(r"-[a-zA-Z]*f[a-zA-Z]*", f) or (len(f) > 2 and "--force".startswith(f)) for f in flags
+    ):
         return "forbidden", "git clean deletes what is not committed"
     if verb == "branch" and any(re.fullmatch(r"-[a-zA-Z]*D[a-zA-Z]*", f) for f in flags):
         return "forbidden", "git branch -D loses commits"
@@ -322,7 +326,7 @@ def _git(words: Words, opened: Opened | None) -> tuple[Decision, str] | None:
             if not valued:
                 operands.append(word)
             valued = False
-    if options_only and operands and not (operands[0] in _LIST_FIRST.get(verb, ())):
+    if options_only and operands and operands[0] not in _LIST_FIRST.get(verb, ()):
         return None
     if verb in ("stash",) and not operands:
         return None
@@ -333,7 +337,9 @@ def _git(words: Words, opened: Opened | None) -> tuple[Decision, str] | None:
     return "allow", f"git {verb} only reads"
 
 
-_CODE_READERS = frozenset("sh bash dash zsh ksh ash fish csh tcsh python python3 perl ruby node php lua deno bun sudo su xargs".split())
+_CODE_READERS = frozenset(
+    "sh bash dash zsh ksh ash fish csh tcsh python python3 perl ruby node php lua deno bun sudo su xargs".split()
+)
 _FETCHERS = frozenset("curl wget fetch aria2c http https lynx nc ncat".split())
 
 
@@ -367,6 +373,8 @@ def judge_script(script: Script) -> list[tuple[Decision, str]]:
         ):
             out.append(("forbidden", "what is fetched from the network is run"))
         for redirect in command.redirects:
-            if redirect.operator.startswith((">", "&>")) and re.match(r"/dev/(sd|nvme|hd|vd|mmcblk|disk|mem|kmem)", redirect.target):
+            if redirect.operator.startswith((">", "&>")) and re.match(
+                r"/dev/(sd|nvme|hd|vd|mmcblk|disk|mem|kmem)", redirect.target
+            ):
                 out.append(("forbidden", f"{redirect.target} is overwritten"))
     return out

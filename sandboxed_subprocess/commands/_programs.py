@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Optional
 
 from ._words import MANY, Dynamic, Word
 
@@ -151,7 +150,7 @@ class _Options:
         return [(value, place) for name, value, place in self.found if name in names]
 
 
-Handler = Callable[[Words], Optional[Opened]]
+Handler = Callable[[Words], Opened | None]
 HANDLERS: dict[str, Handler] = {}
 
 
@@ -215,7 +214,17 @@ def _shell(words: Words) -> Opened:
             i += 1
             if letters.endswith("o"):
                 value = words[i] if i < len(words) else ""
-                if value not in ("pipefail", "errexit", "nounset", "xtrace", "noglob", "posix", "verbose", "noclobber", "errtrace"):
+                if value not in (
+                    "pipefail",
+                    "errexit",
+                    "nounset",
+                    "xtrace",
+                    "noglob",
+                    "posix",
+                    "verbose",
+                    "noclobber",
+                    "errtrace",
+                ):
                     out.code(i, f"the option {value} of a shell")
                     return out
                 i += 1
@@ -498,9 +507,8 @@ def _find(words: Words) -> Opened:
             i += 1
         elif word == "-files0-from":
             i += 1
-        elif isinstance(word, Dynamic) and (not word.start or word.start[0] in "-(!"):
-            if not word.start.startswith(("/", ".", "~")) and i > 1 and not str(word).startswith(("*", '"*', "'")):
-                out.problems.append(f"{word} may be an action of find")
+        elif isinstance(word, Dynamic) and (not word.start or word.start[0] in "-(!") and i > 1 and word[0] != "*":
+            out.problems.append(f"{word} may be an action of find")
         i += 1
     return out
 
@@ -758,7 +766,9 @@ def _deno(words: Words) -> Opened:
 def _java(words: Words) -> Opened:
     out = Opened()
     for i, word in enumerate(words[1:], 1):
-        if word.startswith(("-javaagent", "-agent", "-XX:OnError", "-XX:OnOutOfMemoryError", "@", "-XX:Flags", "-Xbootclasspath")):
+        if word.startswith(
+            ("-javaagent", "-agent", "-XX:OnError", "-XX:OnOutOfMemoryError", "@", "-XX:Flags", "-Xbootclasspath")
+        ):
             out.code(i, "code for java")
         elif not word.startswith("-"):
             out.named(i, "a class for java")
@@ -902,9 +912,7 @@ def harmless_sed(script: str) -> bool:
                 return False
         elif command in "aic":
             newline = script.find("\n", i)
-            if "\\" in script[i:] or newline >= 0:
-                return False
-            return True
+            return not ("\\" in script[i:] or newline >= 0)
         elif command in ":btT":
             while i < end and script[i] not in "\n;}":
                 i += 1
@@ -1024,7 +1032,9 @@ def _make(words: Words) -> Opened:
         if equals and (isinstance(words[i], Dynamic) or not re.fullmatch(r"[\w./:+,@%-]*", value) or name.rstrip(":+?!") in
                        ("SHELL", "MAKEFLAGS", "GNUMAKEFLAGS", "MAKEFILES", ".SHELLFLAGS", "MAKE")):  # fmt: skip
             out.code(i, "a variable of make, in which there may be commands")
-    if options.unknown is not None and not re.fullmatch(r"-j\d*|-l[\d.]*|-O\w*|--(jobs|output-sync|debug|shuffle)", options.unknown):
+    if options.unknown is not None and not re.fullmatch(
+        r"-j\d*|-l[\d.]*|-O\w*|--(jobs|output-sync|debug|shuffle)", options.unknown
+    ):
         out.code(options.place - 1, f"the option {options.unknown} of make")
     operands = tuple([words[i] for i in options.operands])
     if operands != words[1:]:
@@ -1065,7 +1075,7 @@ def _packages(words: Words) -> Opened:
     if dropped and i < len(words):
         out.spellings.append(((words[0], *words[i:]), False))
     verb = words[i] if i < len(words) else ""
-    if verb in ("run", "exec", "x", "dlx", "with") and name not in ("cargo", "gh", "fly", "heroku", "nx", "turbo", "lerna", "op", "bazel") or (
+    if (verb in ("run", "exec", "x", "dlx", "with") and name not in ("cargo", "gh", "fly", "heroku", "nx", "turbo", "lerna", "op", "bazel")) or (
         name in ("envchain", "doppler", "chamber", "dotenv", "op") and len(words) > i):  # fmt: skip
         # What is run may be behind any of the options.
         for j in range(i + 1, len(words)):
@@ -1149,7 +1159,10 @@ def _git(words: Words) -> Opened:
         if not word.startswith("-"):
             break
         name, equals, value = word.partition("=")
-        if name in ("--version", "--help", "-h", "-v", "--html-path", "--man-path", "--info-path", "--list-cmds") or word == "--exec-path":
+        if (
+            name in ("--version", "--help", "-h", "-v", "--html-path", "--man-path", "--info-path", "--list-cmds")
+            or word == "--exec-path"
+        ):
             return out
         if word in _GIT_FLAGS:
             i += 1
@@ -1197,7 +1210,16 @@ def _git(words: Words) -> Opened:
     for j, word in enumerate(rest, i + 1):
         if re.match(r"(?:--[\w-]+=)?ext::", word):
             out.code(j, "a command that git runs to connect")
-        if word.startswith("--") and verb in ("log", "diff", "show", "shortlog", "format-patch", "archive", "whatchanged", "range-diff"):
+        if word.startswith("--") and verb in (
+            "log",
+            "diff",
+            "show",
+            "shortlog",
+            "format-patch",
+            "archive",
+            "whatchanged",
+            "range-diff",
+        ):
             option, equals, value = word[2:].partition("=")
             if len(option) > 3 and "output".startswith(option):
                 out.writes.append(value if equals else (words[j + 1] if j + 1 < len(words) else MANY))

@@ -71,7 +71,7 @@ class CommandRule(NamedTuple):
         for word in words:
             if end - 1 in places and not self.exact:
                 return YES if certain and len(places) == 1 else MAYBE
-            following = set()
+            following: set[int] = set()
             for place in places:
                 if isinstance(word, Dynamic):
                     certain = False
@@ -101,7 +101,7 @@ class CommandRule(NamedTuple):
                 place += 1
                 after_option = False
                 continue
-            option = word.startswith("-") or word.startswith("+") or isinstance(word, Dynamic)
+            option = word.startswith(("-", "+")) or isinstance(word, Dynamic)
             if not option and not after_option and not any(token.startswith("-") for token in self.pattern[place]):
                 return False
             after_option = option

@@ -83,7 +83,8 @@ _TOKENS = frozenset(
 _EXPANSIONS = frozenset("simple_expansion expansion command_substitution arithmetic_expansion process_substitution".split())
 _WORDS = frozenset(
     "word string raw_string ansi_c_string translated_string concatenation number brace_expression test_operator variable_name"
-    " special_variable_name regex simple_expansion expansion command_substitution arithmetic_expansion process_substitution".split()
+    " special_variable_name regex simple_expansion expansion command_substitution arithmetic_expansion"
+    " process_substitution".split()
 )
 _INNER = frozenset("command_substitution process_substitution arithmetic_expansion expansion simple_expansion".split())
 _BRACED = re.compile(
@@ -660,9 +661,7 @@ class _Reader:
                     out.append(char)
             elif char in "`;&|<>()\n \t":
                 raise _Problem(f"{raw.decode('utf-8', 'replace')!r} is not one word")
-            elif char in "*?[" and text not in ("[", "[["):
-                unknown(True)
-            elif char == "{" and re.search(r",|\.\.", text[place:]) and text != "{}":
+            elif (char in "*?[" and text not in ("[", "[[")) or (char == "{" and text != "{}" and re.search(r",|\.\.", text[place:])):
                 unknown(True)
             elif char == "~" and place and text[place - 1] in "=:":
                 unknown(False)
@@ -718,7 +717,7 @@ class _Reader:
                 place = span.end_byte - offset
                 continue
             char = rest[place : place + 1]
-            if char in b"`()<>\\" or (char == b"$" and not rest[place + 1 : place + 2] == b""):
+            if char in b"`()<>\\" or (char == b"$" and rest[place + 1:place + 2] != b""):
                 self.problem(f"{self.show(node)} is not understood")
                 return
             place += 1

@@ -12,13 +12,15 @@ PACKAGE = pathlib.Path(sandboxed_subprocess.__file__).parent
 LAYERS = [
     ["__init__", "__main__", "testing"],
     ["_cli"],
-    ["_selftest"],
+    ["_selftest", "_debug"],
     ["_canaries"],
     ["_popen", "aio"],
     ["_asyncio", "_trio"],
     ["_outcome"],
     ["_typing"],
     ["_prepare"],
+    ["commands"],
+    ["approvals"],
     ["_backends"],
     ["_native"],
     ["_output"],
@@ -29,14 +31,23 @@ LAYERS = [
     ["_environment", "_paths"],
     ["_policy"],
     ["danger"],
-    ["commands._rules", "network._rules", "commands", "network"],
+    ["evaluation"],
+    ["commands._rules", "network._rules", "network"],
+    ["commands._words"],
     ["_errors", "_fields", "_version"],
 ]
+# Parts of a package that count as one name.
+GROUPS = {
+    "approvals": "_approval _approvers _trust _writes",
+    "evaluation": "_execpolicy _starlark _evaluate _heuristics _programs _identity _shell",
+}
+GROUP = {f"commands.{module}": group for group, modules in GROUPS.items() for module in modules.split()}
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
 
 def layer(parts):
     joined = ".".join(parts[:2])
+    joined = GROUP.get(joined, joined)
     return joined if joined in RANK else parts[0]
 
 
