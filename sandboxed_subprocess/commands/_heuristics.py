@@ -97,7 +97,6 @@ date Ru | dI | rfc-email utc universal help version iso-8601 | date rfc-3339 iso
 diff qsecunypTtldNrPiEbwBZaH | CUWIxXLSF | brief report-identical-files side-by-side ignore-case ignore-all-space ignore-space-change ignore-blank-lines recursive new-file text unified context minimal speed-large-files strip-trailing-cr suppress-common-lines left-column expand-tabs color no-dereference help version | unified context width label exclude exclude-from starting-file color palette tabsize show-function-line ignore-matching-lines
 tree adfilpshugDFqNQrtcUCnXJSAx | LPIHT | dirsfirst noreport inodes device prune gitignore matchdirs ignore-case du si | filelimit charset sort timefmt
 jq cnreasSCMj | | compact-output null-input raw-output exit-status ascii-output slurp sort-keys color-output monochrome-output join-output tab raw-input raw-output0 | indent
-less | | version help |
 ps aAdefFlLmNTuvwxyHjcZ | CGgoOpPsStUkq | forest no-headers headers | sort pid ppid user format
 pgrep flLnoxvac | gGPsutUFd | full exact list-name list-full count newest oldest |
 lsblk abdfilmnoPpStrz | eIo | all json list paths nodeps | output

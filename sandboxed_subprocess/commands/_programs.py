@@ -962,7 +962,7 @@ HANDLERS.update({
     "sort": _given("compress-program", "", "a program that sort runs"),
     "rg": _given("pre hostname-bin", "", "a program that rg runs"),
     "man": _given("pager html browser preprocessor extension", "PHp", "a pager that man runs"),
-    "zip": _given("unzip-command", "", "a command that zip runs"),
+    "zip": lambda words: _zip(words),
     "split": _given("filter", "", "a command that split runs"),
     "vim": lambda words: _vim(words), "vi": lambda words: _vim(words), "ex": lambda words: _vim(words),
     "view": lambda words: _vim(words), "gvim": lambda words: _vim(words), "less": lambda words: _vim(words),
@@ -976,6 +976,14 @@ HANDLERS.update({
     "pytest": _given("pdbcls", "p", "a plug-in"), "ctest": _given("build-and-test script", "S", "a script"),
     "cmake": _given("", "P", "a script for cmake"), "ansible": _given("module-name args", "ma", "a command"),
 })  # fmt: skip
+
+
+def _zip(words: Words) -> Opened:
+    out = Opened()
+    for i, word in enumerate(words[1:], 1):
+        if re.match(r"-[a-zA-Z]*TT|--unzip-", word):
+            out.code(i + 1, "a command that zip runs")
+    return out
 
 
 def _vim(words: Words) -> Opened:
