@@ -9,8 +9,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from ._cli import doctor
-from ._errors import PolicyError, SandboxError
+from ._cli import check, doctor
+from ._errors import CommandRejected, PolicyError, SandboxError
 from ._policy import PRESETS, Policy
 from ._popen import Popen
 from ._report import Progress, Report, Violation
@@ -35,13 +35,44 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--write", action="append", default=[], metavar="DIR", help="a further writable directory")
     run.add_argument("--report", action="store_true", help="print the report as JSON on stderr at the end")
     run.add_argument("--progress", action="store_true", help="show time, CPU, memory, processes and bytes, on a terminal")
+    _rules_arguments(run)
+    run.add_argument("--ask", action="store_true", help="ask on the terminal where the rules say so, instead of refusing")
     run.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
+
+    look_at = verbs.add_parser("check", help="what command rules say of a command: 0 (allow), 10 (prompt) or 20 (forbidden)")
+    _rules_arguments(look_at)
+    look_at.add_argument("--shell", action="store_true", help="COMMAND is a script for a shell, in one word")
+    look_at.add_argument("--json", action="store_true", help="for machines")
+    look_at.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
 
     look = verbs.add_parser("doctor", help="what works on this machine, what does not, why, and what to do")
     look.add_argument("--json", action="store_true", help="for machines")
 
     verbs.add_parser("demo", help="attempts, good and evil, in a temporary directory, and what became of them")
     return parser
+
+
+def _rules_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rules", action="append", default=[], metavar="FILE", help="a file of command rules, once or more")
+    parser.add_argument("--heuristics", action="store_true", help="know readers from what destroys")
+    parser.add_argument("--default", choices=["allow", "prompt", "forbidden"], help="for what no rule is about (default: prompt)")
+
+
+def _command(args: argparse.Namespace) -> list[str]:
+    return list(args.command[1:] if args.command[:1] == ["--"] else args.command)
+
+
+def _check(args: argparse.Namespace) -> int:
+    command = _command(args)
+    if not command or (args.shell and len(command) != 1):
+        _say("check: no command given" if not command else "check --shell: a script is one word")
+        return 2
+    try:
+        rules = check.rules(args.rules, args.heuristics, args.default)
+        return check.main(rules, command, shell=args.shell, json_output=args.json)
+    except (OSError, PolicyError) as error:
+        _say(f"check: {error}")
+        return FAILED
 
 
 def _policy(args: argparse.Namespace) -> Policy:
@@ -53,6 +84,12 @@ def _policy(args: argparse.Namespace) -> Policy:
         policy = Policy.load(args.policy)
     else:
         policy = Policy.from_preset(args.policy)  # raises, and names what there is
+    if args.rules or args.heuristics or args.default:
+        policy = policy.replace(commands=check.rules(args.rules, args.heuristics, args.default))
+    if args.ask:
+        from .commands import approve_on_terminal
+
+        policy = policy.replace(approver=approve_on_terminal())
     return policy.with_write(*args.write) if args.write else policy
 
 
@@ -61,7 +98,7 @@ def _say(text: str) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    command = _command(args)
     if not command:
         _say("no command given")
         return 2
@@ -82,6 +119,9 @@ def _run(args: argparse.Namespace) -> int:
     except FileNotFoundError as error:
         _say(str(error))
         return NOT_FOUND
+    except CommandRejected as error:
+        _say(error.strerror or str(error))
+        return CANNOT_EXECUTE
     except SandboxError as error:
         _say(str(error))
         return FAILED
@@ -147,6 +187,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if args.verb == "run":
             return _run(args)
+        if args.verb == "check":
+            return _check(args)
         if args.verb == "doctor":
             return doctor.main(json_output=args.json)
         if sys.platform == "win32":

@@ -16,7 +16,7 @@ from .._policy import Policy
 from .._report import Approval
 from ._evaluate import Evaluation, Part, evaluate
 from ._execpolicy import ExecPolicy, vector
-from ._identity import search_path
+from ._identity import home_of, search_path
 from ._rules import CommandRule, exact_rule
 from ._trust import Key, TrustStore, fingerprint, suggestion
 from ._writes import writes
@@ -139,7 +139,7 @@ def _inner_path(policy: Policy, env: Any) -> tuple[str, ...]:
 
 
 def _asker(policy: Policy, cwd: str, env: Any, roots: tuple[str, ...]) -> Callable[..., Evaluation]:
-    home = os.path.expanduser("~")
+    home = dict(cast("tuple[tuple[str, str], ...]", policy.environment.set)).get("HOME") or home_of(env)
     path = search_path(env)
     inner_path = _inner_path(policy, env)
 

@@ -274,7 +274,7 @@ class Evaluator:
                 if best == YES:
                     matched.append(rule)
                 elif best == MAYBE:
-                    reasons.append(f"it may be what is {rule.decision} by {rule}")
+                    reasons.append(f"it may be what is {rule.decision} by {rule.brief}")
                 continue
             if not any(self.means(token, program, context) for token in rule.pattern[0]):
                 continue
@@ -384,7 +384,7 @@ class Evaluator:
         names = set() if isinstance(name, Dynamic) else set(families(bare_name(name)))
         for rule in self.index.about(frozenset(names)):
             if rule.decision != "allow" and rule.match_arguments(words[1:]) != NO:
-                self.floor(f"it may run what is {rule.decision} by {rule}")
+                self.floor(f"it may run what is {rule.decision} by {rule.brief}")
 
     def write(self, target: Word) -> None:
         if not isinstance(target, Dynamic) and os.path.normpath(target) in _SINKS:
@@ -480,7 +480,7 @@ class Evaluator:
                 deciding = [rule for rule in part.rules if rule.decision == whole]
                 if deciding:
                     justification = next((rule.justification for rule in deciding if rule.justification), None)
-                    reason = f"{deciding[0]}" + (f" ({deciding[0].source})" if deciding[0].source else "")
+                    reason = deciding[0].brief + (f" ({deciding[0].source})" if deciding[0].source else "")
                 else:
                     reason = f"{_shown(part.argv)}: {part.reason}" if part.reason else _shown(part.argv)
                 if justification or whole != "allow":

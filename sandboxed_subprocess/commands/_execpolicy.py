@@ -159,7 +159,7 @@ class ExecPolicy:
             PolicyError: there is no command.
         """
         from ._evaluate import evaluate
-        from ._identity import search_path
+        from ._identity import home_of, search_path
 
         words, program = vector(argv, shell, executable)
         here = os.path.abspath(os.fsdecode(cwd)) if cwd is not None else _cwd()
@@ -169,7 +169,7 @@ class ExecPolicy:
         else:
             roots = tuple([os.path.realpath(root) for root in writable_roots])
         path = search_path(env)
-        return evaluate(self, words, path=path, inner_path=path, cwd=here, roots=roots, executable=program, home=home)
+        return evaluate(self, words, path=path, inner_path=path, cwd=here, roots=roots, executable=program, home=home_of(env))
 
     def __setattr__(self, name: str, value: object) -> None:
         raise frozen_error("assign to", name)

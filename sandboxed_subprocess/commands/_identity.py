@@ -78,6 +78,14 @@ def search_path(env: object = None) -> tuple[str, ...]:
     return tuple(os.fsdecode(value).split(os.pathsep))  # type: ignore[arg-type]
 
 
+def home_of(env: object = None) -> str | None:
+    """What `~` stands for in a command with this environment; None where its shell has to look that up."""
+    if env is None:
+        return os.path.expanduser("~")
+    value = env.get("HOME", env.get(b"HOME"))  # type: ignore[attr-defined]
+    return None if not value else os.fsdecode(value)
+
+
 def _executable(path: str) -> os.stat_result | None:
     try:
         found = os.stat(path)

@@ -317,6 +317,8 @@ def _wrapper(
         if nothing and options.has(*nothing.split()):
             return out
         if rest:
+            if words[0] == "time" and re.match(r"!$|[A-Za-z_]\w*\+?=", rest[0]):
+                out.problems.append(f"{rest[0]} behind time")  # the shell's own time is no program
             out.inner.append(rest)
             out.transparent = True
         return out

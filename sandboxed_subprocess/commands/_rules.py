@@ -56,9 +56,13 @@ class CommandRule(NamedTuple):
 
     def __str__(self) -> str:
         """The rule as it would stand in a file."""
+        return f"{self.brief[:-1]}, justification={_quoted(self.justification)})" if self.justification else self.brief
+
+    @property
+    def brief(self) -> str:
+        """The same without its justification."""
         tokens = [_quoted(t[0]) if len(t) == 1 else f"[{', '.join(map(_quoted, t))}]" for t in self.pattern]
-        text = f"{'exact' if self.exact else 'prefix'}_rule([{', '.join(tokens)}], decision={_quoted(self.decision)}"
-        return f"{text}, justification={_quoted(self.justification)})" if self.justification else f"{text})"
+        return f"{'exact' if self.exact else 'prefix'}_rule([{', '.join(tokens)}], decision={_quoted(self.decision)})"
 
     def match_arguments(self, words: Sequence[Word]) -> int:
         """Whether the pattern behind the program matches the words behind the program: NO, MAYBE or YES.

@@ -80,7 +80,7 @@ _TOKENS = frozenset(
     "; & && || | |& \n ( ) { } if then else elif fi while until do done for in case esac ;; ;& ;;& function ! $( ` <( >( select"
     " )".split(" ")
 )
-_RESERVED = frozenset("if then else elif fi case esac for select while until do done in function { } [[ ]]".split())
+_RESERVED = frozenset("! if then else elif fi case esac for select while until do done in function { } [[ ]]".split())
 _EXPANSIONS = frozenset("simple_expansion expansion command_substitution arithmetic_expansion process_substitution".split())
 _WORDS = frozenset(
     "word string raw_string ansi_c_string translated_string concatenation number brace_expression test_operator variable_name"
@@ -504,6 +504,9 @@ class _Reader:
         dash = any(child.type == "<<-" for child in node.children)
         if self.slice(end).strip(b"\t" if dash else b"") != name:
             self.problem("a here-document does not end as it says")
+        before = self.text.rfind(b"\n", 0, end.start_byte) + 1
+        if self.text[before : end.start_byte].strip(b"\t" if dash else b"") or self.text[end.end_byte : end.end_byte + 1] not in (b"", b"\n"):
+            self.problem("the end of a here-document is not alone in its line")
         line_end = self.text.find(b"\n", node.start_byte)
         if self.text.count(b"<<", node.start_byte, line_end if line_end >= 0 else len(self.text)) > 1:
             self.problem("two here-documents in one line")
@@ -664,8 +667,13 @@ class _Reader:
                     out.append(char)
             elif char in "`;&|<>()\n \t":
                 raise _Problem(f"{raw.decode('utf-8', 'replace')!r} is not one word")
-            elif (char in "*?[" and text not in ("[", "[[")) or (char == "{" and text != "{}" and re.search(r",|\.\.", text[place:])):
+            elif char in "*?[" and text not in ("[", "[["):
                 unknown(True)
+            elif char == "{":
+                if text != "{}" and re.search(r",|\.\.", text[place:]):
+                    unknown(True)
+                else:
+                    out.append(char)
             elif char == "~" and place and text[place - 1] in "=:":
                 unknown(False)
             elif char < " " or char == "\x7f":
