@@ -7,6 +7,7 @@ rules that allow match the program that the caller's own PATH finds, and nothing
 from __future__ import annotations
 
 import fnmatch
+import functools
 import json
 import os
 from collections.abc import Iterable, Sequence
@@ -112,9 +113,19 @@ def _rule_out(rule: CommandRule) -> dict[str, Any]:
     return {"rule": str(rule), "decision": rule.decision, "justification": rule.justification, "source": rule.source}
 
 
+@functools.lru_cache(4096)
 def influences(name: str) -> bool:
     """Whether a variable of this name can make a program run or load something else."""
     return name in _EXACT or any(fnmatch.fnmatchcase(name, shape) for shape in _SHAPES)
+
+
+@functools.lru_cache(4096)
+def _names(spelled: str, names: frozenset[str], multicall: bool) -> frozenset[str]:
+    """Every name that a rule may know a program by."""
+    out = set(families(bare_name(spelled)))
+    for name in () if multicall else names:
+        out.update(families(name))
+    return frozenset(out)
 
 
 class Index:
@@ -161,11 +172,12 @@ class Evaluator:
         self.parts: list[Part] = []
         self.floors: list[str] = []
         self.verdicts: list[tuple[Decision, str]] = []  # of the heuristics, about a whole script
+        self.found: dict[tuple[str, tuple[str, ...], str | None], Program] = {}
         self.whole = False  # a rule allows the whole vector, to the last word
 
     # -- one vector -----------------------------------------------------------------------------------------------------------
 
-    def command(self, words: Words, context: Context, simple: Simple | None = None, piped: bool = False,
+    def command(self, words: Words, context: Context, simple: Simple | None = None,
                 executable: Word | None = None) -> Program | None:  # fmt: skip
         """Adds the parts of a command: itself, and what it runs."""
         if len(self.parts) > _MOST_PARTS or context.depth > _DEEPEST:
@@ -178,7 +190,7 @@ class Evaluator:
             return None
         name = str(called)
         builtin = context.shell is not None and "/" not in name and (name in BUILTINS or name in context.functions)
-        program = Program(name, names=frozenset({name})) if builtin else identify(name, context.path, context.cwd)
+        program = Program(name, names=frozenset({name})) if builtin else self.identify(name, context)
         if program.path is None and "/" in name and context.cwd is None and not os.path.isabs(name):
             self.floor(f"where {name} is, is known only when it runs")
         if executable is not None:
@@ -191,11 +203,17 @@ class Evaluator:
         if opened.reads_code:
             document = simple.document if simple is not None else None
             family = families(bare_name(name))
-            if document is not None and not piped and any(f in SHELLS for f in family):
+            if document is not None and simple is not None and not simple.piped and any(f in SHELLS for f in family):
                 opened.scripts.append((document, "bash" if "bash" in name else "sh"))
             else:
                 opened.code(len(words), f"{name} runs what it reads")
         self.decide(words, program, opened, context)
+        for vector in opened.maybe:
+            self.suspect(vector, context)
+        for target in opened.writes:
+            self.write(target)
+        if not (opened.inner or opened.scripts or opened.assigns):
+            return program
         inner = context._replace(depth=context.depth + 1, shell=None, functions=frozenset(), path=context.inner_path)
         if opened.cwd:
             inner = inner._replace(cwd=None)
@@ -212,10 +230,13 @@ class Evaluator:
                 self.command(vector, inner)
         for text, shell in opened.scripts:
             self.script(text, shell, inner)
-        for vector in opened.maybe:
-            self.suspect(vector, context)
-        for target in opened.writes:
-            self.write(target)
+        return program
+
+    def identify(self, name: str, context: Context) -> Program:
+        key = (name, context.path, context.cwd if "/" in name else None)
+        program = self.found.get(key)
+        if program is None:
+            program = self.found[key] = identify(name, context.path, context.cwd)
         return program
 
     def handler(self, program: Program) -> Any:
@@ -233,12 +254,10 @@ class Evaluator:
     def floor(self, reason: str) -> None:
         self.floors.append(reason)
 
-    def names(self, program: Program, context: Context) -> set[str]:
-        names = set(self.index.aliases.of(program, context.caller))
-        known = [bare_name(program.spelled)] if program.multicall else program.names
-        for name in known:
-            names.update(families(bare_name(name)))
-        return names
+    def names(self, program: Program, context: Context) -> frozenset[str]:
+        aliases = self.index.aliases.of(program, context.caller)
+        names = _names(program.spelled, program.names, program.multicall)
+        return names | aliases if aliases else names
 
     def decide(self, words: Words, program: Program, opened: Opened | None, context: Context) -> None:
         names = self.names(program, context)
@@ -254,6 +273,13 @@ class Evaluator:
             inline = any(given for _, given, _ in opened.payloads)
             reasons += list(opened.problems)
         candidates = self.index.about(names)
+        if not candidates and opened is None and not self.policy.heuristic:
+            counts = not (context.shell is not None and words[0] in ("export", "set", "unset"))
+            literal = not any(isinstance(word, Dynamic) for word in words)
+            self.parts.append(
+                Part(text_of(words), self.policy.default if counts else None, (), program.path, "no rule is about it" if counts else "", literal)
+            )
+            return
         for other, _, _ in spellings[1:]:
             if bare_name(other[0]) not in names:  # `python -m pip`
                 candidates += [r for r in self.index.about(families(bare_name(other[0]))) if r.decision != "allow"]
@@ -324,19 +350,12 @@ class Evaluator:
             return None
         from ._heuristics import judge
 
-        found = judge(words, program, opened, frozenset(self.family(program)))
+        found = judge(words, program, opened, _names(program.spelled, program.names, program.multicall))
         if found is not None and found[0] == "allow" and not self.means(bare_name(program.spelled), program, context):
             return None
         return found
 
-    def family(self, program: Program) -> set[str]:
-        names = set(families(bare_name(program.spelled)))
-        if not program.multicall:
-            for name in program.names:
-                names.update(families(name))
-        return names
-
-    def named_by(self, rule: CommandRule, names: set[str], program: Program) -> bool:
+    def named_by(self, rule: CommandRule, names: frozenset[str], program: Program) -> bool:
         """Whether a rule that restricts is about the program: by any of its names, or its file."""
         for token in rule.pattern[0]:
             if "/" not in token:
@@ -424,8 +443,7 @@ class Evaluator:
             if simple.words[0] == "set" and self.harmless_set(simple.words):
                 self.parts.append(Part(text_of(simple.words), None))
                 continue
-            piped = any(pipeline.stage(simple) > 0 for pipeline in parsed.pipelines)
-            self.command(simple.words, here, simple, piped)
+            self.command(simple.words, here, simple)
             if simple.words[0] in ("cd", "pushd", "popd", "exec", "eval", ".", "source"):
                 here = here._replace(cwd=self.directory(simple, here))
         if self.policy.heuristic:

@@ -163,9 +163,9 @@ class ExecPolicy:
 
         words, program = vector(argv, shell, executable)
         here = os.path.abspath(os.fsdecode(cwd)) if cwd is not None else _cwd()
-        home = os.path.expanduser("~")
         if writable_roots is None:
-            roots: tuple[str, ...] = () if here in ("/", home) else (os.path.realpath(here),)
+            # What getcwd() says is real already.
+            roots: tuple[str, ...] = () if here in ("/", home_of()) else (here if cwd is None else os.path.realpath(here),)
         else:
             roots = tuple([os.path.realpath(root) for root in writable_roots])
         path = search_path(env)

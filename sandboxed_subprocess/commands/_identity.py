@@ -7,6 +7,7 @@ import os
 import re
 import stat
 import sys
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ _SAME = {
 }  # fmt: skip
 
 
+@functools.lru_cache(4096)
 def families(name: str) -> tuple[str, ...]:
     """The name, and what it is a version or a variant of: python3.11, python3, python."""
     out = [name]
@@ -81,19 +83,21 @@ def search_path(env: object = None) -> tuple[str, ...]:
 def home_of(env: object = None) -> str | None:
     """What `~` stands for in a command with this environment; None where its shell has to look that up."""
     if env is None:
-        return os.path.expanduser("~")
+        return os.environ.get("HOME") or os.path.expanduser("~")
     value = env.get("HOME", env.get(b"HOME"))  # type: ignore[attr-defined]
     return None if not value else os.fsdecode(value)
 
 
 def _executable(path: str) -> os.stat_result | None:
     try:
+        if not os.access(path, os.X_OK):  # no exception for what is not there, which is most of it
+            return None
         found = os.stat(path)
     except (OSError, ValueError):
         return None
     if not stat.S_ISREG(found.st_mode):
         return None
-    return found if os.name == "nt" or found.st_mode & 0o111 else None
+    return found
 
 
 @functools.lru_cache(4096)
@@ -162,23 +166,29 @@ def trusted(program: Program, roots: Sequence[str]) -> bool:
     return not any(below(p, roots) and not below(p, _prefixes()) for p in (os.path.normpath(program.path), program.real))
 
 
+_ALIASES_HOLD = 1.0  # seconds
+
+
 class Aliases:
     """From a file to the names of rules that mean it too: a rule for `vim` is one for `vi`, where both are one file.
 
-    Looked up anew when a directory of the PATH has changed.
+    Looked up anew when a directory of the PATH has changed; whether one has is looked at once a second.
     """
 
     def __init__(self, names: frozenset[str]) -> None:
         self._names = names
-        self._known: dict[tuple[str, ...], tuple[tuple[int, ...], dict[tuple[int, int], frozenset[str]]]] = {}
+        self._known: dict[tuple[str, ...], tuple[float, tuple[int, ...], dict[tuple[int, int], frozenset[str]]]] = {}
 
     def of(self, program: Program, path: tuple[str, ...]) -> frozenset[str]:
         if program.inode is None or program.multicall or not self._names:
             return frozenset()
-        path = tuple([p for p in path if p.startswith("/")])
-        stamps = tuple([_stamp(p) for p in (*path, "/etc/alternatives")])
         known = self._known.get(path)
-        if known is None or known[0] != stamps:
+        now = time.monotonic()
+        if known is not None and now - known[0] < _ALIASES_HOLD:
+            return known[2].get(program.inode, frozenset())
+        key, path = path, tuple([p for p in path if p.startswith("/")])
+        stamps = tuple([_stamp(p) for p in (*path, "/etc/alternatives")])
+        if known is None or known[1] != stamps:
             found: dict[tuple[int, int], frozenset[str]] = {}
             for name in self._names:
                 other = identify(name, path, None)
@@ -186,8 +196,10 @@ class Aliases:
                     found[other.inode] = found.get(other.inode, frozenset()) | {name}
             if len(self._known) > 16:
                 self._known.clear()
-            self._known[path] = known = (stamps, found)
-        return known[1].get(program.inode, frozenset())
+        else:
+            found = known[2]
+        self._known[key] = (now, stamps, found)
+        return found.get(program.inode, frozenset())
 
 
 def _stamp(path: str) -> int:

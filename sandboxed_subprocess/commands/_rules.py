@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
 from collections.abc import Iterable, Sequence
@@ -61,6 +62,9 @@ class CommandRule(NamedTuple):
     @property
     def brief(self) -> str:
         """The same without its justification."""
+        return _brief(self)
+
+    def _brief(self) -> str:
         tokens = [_quoted(t[0]) if len(t) == 1 else f"[{', '.join(map(_quoted, t))}]" for t in self.pattern]
         return f"{'exact' if self.exact else 'prefix'}_rule([{', '.join(tokens)}], decision={_quoted(self.decision)})"
 
@@ -116,6 +120,11 @@ def _quoted(text: str) -> str:
     import json
 
     return json.dumps(text, ensure_ascii=False)
+
+
+@functools.lru_cache(4096)
+def _brief(rule: CommandRule) -> str:
+    return rule._brief()
 
 
 class HostExecutable(NamedTuple):
@@ -262,6 +271,7 @@ def host_executable(name: str, paths: Sequence[str], *, source: str | None = Non
 _SUFFIXES = (".exe", ".com", ".bat", ".cmd")
 
 
+@functools.lru_cache(4096)
 def bare_name(path: str) -> str:
     """The last component as programs are compared: in lower case, without what Windows appends."""
     name = path.rsplit("/", 1)[-1].lower()

@@ -8,6 +8,7 @@ that means the same there, or has a problem.
 
 from __future__ import annotations
 
+import bisect
 import functools
 import re
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ class Simple(NamedTuple):
         document: the literal text that a here-document or here-string feeds to it; None if there is none, or it is dynamic.
         start: where in the script (bytes).
         plain: whether it always runs, in its turn: it is not in a branch, a loop, a function, a subshell, a pipeline.
+        piped: its standard input is the output of another one.
         declares: it is `export`, `local` or the like, and `assignments` are its arguments.
     """
 
@@ -40,6 +42,7 @@ class Simple(NamedTuple):
     start: int = 0
     plain: bool = False
     declares: bool = False
+    piped: bool = False
 
 
 class Pipeline(NamedTuple):
@@ -141,8 +144,15 @@ def parse(text: bytes, shell: str, home: str | None = None) -> Script:
         reader.read(parser.parse(text).root_node)
     except RecursionError:  # pragma: no cover - the walk itself does not recurse
         reader.problem("too deeply nested")
+    commands = sorted(reader.commands, key=lambda command: command.start)
+    if reader.pipelines:
+        fed = sorted(span for pipeline in reader.pipelines for span in pipeline.stages[1:])
+        starts = [command.start for command in commands]
+        for begin, end in fed:
+            for place in range(bisect.bisect_left(starts, begin), bisect.bisect_left(starts, end)):
+                commands[place] = commands[place]._replace(piped=True)
     return Script(
-        tuple(sorted(reader.commands, key=lambda command: command.start)),
+        tuple(commands),
         tuple(reader.redirects),
         tuple(reader.pipelines),
         frozenset(reader.functions),
@@ -198,55 +208,69 @@ class _Reader:
     def push(self, node: Any, depth: int, plain: bool = False) -> None:
         self.todo.append((node, depth, plain))
 
+    def gap(self, here: int, start: int, lines: bool) -> None:
+        """What the grammar skipped between two pieces must be what the shell skips."""
+        between = self.text[here:start]
+        if between != b" " and not (_GAP if lines else _BLANK).fullmatch(between):
+            self.problem(f"{between.decode('utf-8', 'replace')!r} between two words")
+
     def gaps(self, node: Any, children: list[Any]) -> None:
-        """What the grammar skipped must be what the shell skips."""
-        gap = _GAP if node.type in _CONTAINERS or node.type in _LINES else _BLANK
+        lines = node.type in _CONTAINERS or node.type in _LINES
         here = node.start_byte
         for child in children:
-            if child.start_byte > here and not gap.fullmatch(self.text, here, child.start_byte):
-                self.problem(f"{self.text[here : child.start_byte].decode('utf-8', 'replace')!r} between two words")
+            start = child.start_byte
+            if start > here:
+                self.gap(here, start, lines)
             here = max(here, child.end_byte)
-        if node.end_byte > here and not gap.fullmatch(self.text, here, node.end_byte):
-            self.problem(f"{self.text[here : node.end_byte].decode('utf-8', 'replace')!r} at the end of a command")
+        if node.end_byte > here:
+            self.gap(here, node.end_byte, lines)
 
     def visit(self, node: Any, depth: int, plain: bool) -> None:
         kind = node.type
         if kind == "command":
             self.command(node, plain)
-            return
-        if kind == "comment":
-            return
-        if not node.is_named:
-            if kind not in _TOKENS:
-                self.problem(f"{self.show(node)} is not understood")
-            return
-        method = getattr(self, f"visit_{kind}", None)
-        if method is not None:
-            method(node, depth, plain)
-            return
-        if kind in _CONTAINERS:
-            children = node.children
-            self.gaps(node, children)
-            self.check_container(node, kind)
-            # `a && b`: b may not run, but where it does, it does after a.
-            inner = plain and (kind not in _CONDITIONAL or (kind == "list" and b"||" not in self.operators(children)))
-            # a list of a thousand commands is a thousand lists in one another
-            deeper = depth + (kind != "list")
-            for child in children:
-                if child.type == "&":
-                    inner = False
-                self.push(child, deeper, inner)
-            return
-        self.problem(f"{kind.replace('_', ' ')} {self.show(node)} is not understood")
+        elif kind in _CONTAINERS:
+            self.container(node, kind, depth, plain)
+        elif kind == "comment" or kind in _TOKENS:
+            pass
+        else:
+            method = getattr(self, f"visit_{kind}", None)
+            if method is None or not node.is_named:
+                self.problem(f"{kind.replace('_', ' ')} {self.show(node)} is not understood")
+            else:
+                method(node, depth, plain)
+
+    def container(self, node: Any, kind: str, depth: int, plain: bool) -> None:
+        children = node.children
+        here = node.start_byte
+        self.check_container(node, kind, here)
+        # `a && b`: b may not run, but where it does, it does after a.
+        inner = plain and (kind not in _CONDITIONAL or (kind == "list" and b"||" not in self.operators(children)))
+        # a list of a thousand commands is a thousand lists in one another
+        deeper = depth + (kind != "list")
+        for child in children:
+            start = child.start_byte
+            if start > here:
+                self.gap(here, start, True)
+            here = child.end_byte
+            what = child.type
+            if what == "&":
+                # In the background nothing happens in its turn, and nothing changes for what follows.
+                inner = False
+            elif what not in _TOKENS:
+                self.todo.append((child, deeper, inner))
+        end = node.end_byte
+        if end > here:
+            self.gap(here, end, True)
 
     def operators(self, children: list[Any]) -> list[bytes]:
         return [self.slice(child) for child in children if not child.is_named]
 
-    def check_container(self, node: Any, kind: str) -> None:
+    def check_container(self, node: Any, kind: str, start: int) -> None:
         text = self.text
-        if text.startswith(b"((", node.start_byte):
+        if text.startswith(b"((", start):
             self.problem("(( )) is arithmetic to one shell and runs commands in another")
-        if kind == "command_substitution" and text.startswith(b"`", node.start_byte) and b"\\" in self.slice(node):
+        if kind == "command_substitution" and text.startswith(b"`", start) and b"\\" in self.slice(node):
             self.problem("a backslash in backquotes")
         if kind == "pipeline":
             self.pipelines.append(Pipeline(tuple([(c.start_byte, c.end_byte) for c in node.children if c.is_named])))
@@ -394,25 +418,29 @@ class _Reader:
         assignments: list[tuple[str, Word]] = []
         redirects: list[Redirect] = []
         document: str | None = None
-        children = node.children
-        self.gaps(node, children)
-        end = -1
-        for child in children:
-            kind = child.type
-            if kind == "command_name" or kind in _WORDS:
-                if child.start_byte == end:
+        text = self.text
+        begin = here = node.start_byte
+        for child in node.children:
+            start, stop, kind = child.start_byte, child.end_byte, child.type
+            if start > here:
+                self.gap(here, start, False)
+            touching = start == here and start > begin
+            here = stop
+            if kind == "word" or kind == "command_name" or kind in _WORDS:
+                if touching:
                     self.problem(f"{self.show(child)} begins where another word ends")
-                end = child.end_byte
-                words.append(self.word(child))
+                raw = text[start:stop]
+                words.append(raw.decode("utf-8", "surrogateescape") if _PLAIN.fullmatch(raw) else self.word(child))
             elif kind == "variable_assignment":
                 assignments.append(self.assignment(child))
             elif kind.endswith("_redirect"):
                 document = self.redirection(child, words, redirects) or document
-            elif not child.is_named and re.fullmatch(rb"[=~!$]+", self.slice(child)) and child.start_byte != end:
-                words.append(self.slice(child).decode())
-                end = child.end_byte
+            elif not child.is_named and re.fullmatch(rb"[=~!$]+", text[start:stop]) and not touching:
+                words.append(text[start:stop].decode())
             else:
                 self.problem(f"{self.show(child)} in a command is not understood")
+        if node.end_byte > here:
+            self.gap(here, node.end_byte, False)
         for child in outside or ():
             if child.type.endswith("_redirect"):
                 document = self.redirection(child, words, redirects, node) or document
