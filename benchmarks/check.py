@@ -2,8 +2,8 @@
 
     python benchmarks/check.py [--rounds N] [--json FILE]
 
-Rows: a typical vector; a script of about 1 kB, as an agent writes them, read anew each time (what was read once is remembered, which
-the last row shows); 1,000 rules against 10; and a run with rules against one without.
+Rows: a typical vector; a script of about 1 kB, as an agent writes them, read anew each time, and again (what was read once is
+remembered); 1,000 rules against 10; and a run with rules against one without.
 """
 
 from __future__ import annotations
@@ -58,8 +58,13 @@ git add -A src tests && git commit -m "fix: a; b && c | d"
 
 
 def rules(count):
-    found = [prefix_rule(["git", ["log", "status", "diff", "add", "commit"]]), prefix_rule(["git", "push"], "forbidden"), prefix_rule(["rm"], "deny")]
-    return ExecPolicy(found + [prefix_rule([f"program-{n}", "x"], ("allow", "prompt")[n % 2]) for n in range(count - len(found))])
+    found = [
+        prefix_rule(["git", ["log", "status", "diff", "add", "commit"]]),
+        prefix_rule(["git", "push"], "forbidden"),
+        prefix_rule(["rm"], "deny"),
+    ]
+    others = [prefix_rule([f"program-{n}", "x"], ("allow", "prompt")[n % 2]) for n in range(count - len(found))]
+    return ExecPolicy([*found, *others])
 
 
 def main() -> None:

@@ -364,14 +364,28 @@ def _command_environment(view: View, kind: str, env: dict[str, str] | None) -> t
 # -- all together --------------------------------------------------------------------------------------------------------------
 
 
+def _has_rules(policy: Policy) -> bool:
+    """
+    Raises:
+        PolicyError: there is an approver, who would never be asked.
+    """
+    if policy.commands is not None or policy.upgrade_to is not None:
+        return True
+    if policy.approver is not None and not (
+        isinstance(policy.network, tuple) and any(rule.decision == "prompt" for rule in policy.network)
+    ):
+        raise PolicyError("approver= is never asked where no rule asks: give commands=, an ExecPolicy, too")
+    return False
+
+
 def permitted(args: Any, options: dict[str, Any], policy: Policy) -> Permit | None:
     """What the command rules let run, having asked where they say so; None where there are none.
 
     Raises:
         CommandRejected: they, or whoever was asked, said no.
-        PolicyError: the approver is asynchronous, or there is no command.
+        PolicyError: the approver is asynchronous, or would never be asked; or there is no command.
     """
-    if policy.commands is None and policy.upgrade_to is None:
+    if not _has_rules(policy):
         return None
     from .commands import _approval
 
@@ -385,7 +399,7 @@ async def permitted_async(
     args: Any, options: dict[str, Any], policy: Policy, in_thread: Callable[[Any, Any], Awaitable[Any]]
 ) -> Permit | None:
     """The same, without blocking the loop: an ordinary approver is called by `in_thread`."""
-    if policy.commands is None and policy.upgrade_to is None:
+    if not _has_rules(policy):
         return None
     from .commands import _approval
 

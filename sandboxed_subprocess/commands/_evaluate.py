@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ._identity import Aliases, Program, families, identify, search_path, trusted
+from ._identity import Aliases, Directories, Program, families, identify, search_path, trusted
 from ._programs import HANDLERS, SHELLS, Opened, Words
 from ._rules import MAYBE, NO, YES, CommandRule, Decision, HostExecutable, bare_name, strictest
 from ._shell import Simple, parse
@@ -173,6 +173,7 @@ class Evaluator:
         self.floors: list[str] = []
         self.verdicts: list[tuple[Decision, str]] = []  # of the heuristics, about a whole script
         self.found: dict[tuple[str, tuple[str, ...], str | None], Program] = {}
+        self.tables: dict[tuple[str, ...], dict[str, tuple[str, ...]] | None] = {}
         self.whole = False  # a rule allows the whole vector, to the last word
 
     # -- one vector -----------------------------------------------------------------------------------------------------------
@@ -236,7 +237,12 @@ class Evaluator:
         key = (name, context.path, context.cwd if "/" in name else None)
         program = self.found.get(key)
         if program is None:
-            program = self.found[key] = identify(name, context.path, context.cwd)
+            table = None
+            if "/" not in name:
+                if context.path not in self.tables:
+                    self.tables[context.path] = Directories.of(context.path)
+                table = self.tables[context.path]
+            program = self.found[key] = identify(name, context.path, context.cwd, table)
         return program
 
     def handler(self, program: Program) -> Any:
@@ -273,8 +279,10 @@ class Evaluator:
             inline = any(given for _, given, _ in opened.payloads)
             reasons += list(opened.problems)
         candidates = self.index.about(names)
-        if not candidates and opened is None and not self.policy.heuristic:
-            counts = not (context.shell is not None and words[0] in ("export", "set", "unset"))
+        simple = opened is None or not (opened.payloads or opened.problems or opened.spellings or opened.guarded is not None)
+        if not candidates and simple and not self.policy.heuristic:
+            counts = not (context.shell is not None and words[0] in ("export", "set", "unset") and opened is None)
+            counts = counts and not (opened is not None and opened.transparent and (opened.inner or opened.scripts))
             literal = not any(isinstance(word, Dynamic) for word in words)
             self.parts.append(
                 Part(text_of(words), self.policy.default if counts else None, (), program.path, "no rule is about it" if counts else "", literal)

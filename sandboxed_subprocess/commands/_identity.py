@@ -9,7 +9,7 @@ import stat
 import sys
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from ._rules import bare_name
 
@@ -122,12 +122,62 @@ def _found(spelled: str, path: str, status: os.stat_result) -> Program:
     return Program(spelled, path, real, names | {bare_name(spelled)}, (status.st_dev, status.st_ino))
 
 
-def identify(word: str, path: Sequence[str], cwd: str | None) -> Program:
+class Directories:
+    """What is in the directories of a PATH, by name. A name that is not in there need not be looked for in each of them."""
+
+    _known: ClassVar[dict[tuple[str, ...], tuple[tuple[tuple[int, ...], ...], dict[str, tuple[str, ...]]]]] = {}
+
+    @classmethod
+    def of(cls, path: tuple[str, ...]) -> dict[str, tuple[str, ...]] | None:
+        """name -> the files of that name, in the order of the search; None where that cannot be told at once.
+
+        Looked at anew when a directory has changed. Its ctime says so, which nobody can set back; where that is so fresh that
+        a change in the same tick of the clock would not show (as git has it of its index), nothing is remembered.
+        """
+        if os.name == "nt" or not all(directory.startswith("/") for directory in path):
+            return None
+        stamps = tuple([_stamps(directory) for directory in path])
+        known = cls._known.get(path)
+        if known is not None and known[0] == stamps:
+            return known[1]
+        if any(stamp and abs(time.time_ns() - stamp[3]) < _TICK for stamp in stamps):
+            return None
+        table: dict[str, tuple[str, ...]] = {}
+        for directory, stamp in zip(path, stamps):
+            if not stamp:
+                continue
+            try:
+                names = os.listdir(directory)
+            except OSError:
+                return None  # what is in it can be started all the same
+            for name in names:
+                table[name] = (*table.get(name, ()), f"{directory}/{name}")
+        if tuple([_stamps(directory) for directory in path]) != stamps:
+            return None
+        if len(cls._known) > 8:
+            cls._known.clear()
+        cls._known[path] = (stamps, table)
+        return table
+
+
+_TICK = 100_000_000  # ns
+
+
+def _stamps(directory: str) -> tuple[int, ...]:
+    try:
+        status = os.stat(directory)
+    except OSError:
+        return ()
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
+
+
+def identify(word: str, path: Sequence[str], cwd: str | None, table: dict[str, tuple[str, ...]] | None = None) -> Program:
     """The program that `word` starts, as execvp(3) looks for it.
 
     Args:
         path: the directories to search.
         cwd: where relative names start from; None where that is not known.
+        table: of `Directories`, for this path.
     """
     if "/" in word or (os.name == "nt" and "\\" in word):
         if not os.path.isabs(word):
@@ -138,7 +188,12 @@ def identify(word: str, path: Sequence[str], cwd: str | None) -> Program:
             full = word
         status = _executable(full)
         return _found(word, full, status) if status else Program(word, names=frozenset({bare_name(word)}))
-    if word:
+    if table is not None:
+        for full in table.get(word, ()):
+            status = _executable(full)
+            if status:
+                return _found(word, full, status)
+    elif word:
         for directory in path:
             # An empty entry is the current directory.
             full = f"{directory}/{word}" if directory.startswith("/") else os.path.join(cwd or "", directory, word)

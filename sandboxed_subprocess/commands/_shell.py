@@ -532,8 +532,9 @@ class _Reader:
         dash = any(child.type == "<<-" for child in node.children)
         if self.slice(end).strip(b"\t" if dash else b"") != name:
             self.problem("a here-document does not end as it says")
-        before = self.text.rfind(b"\n", 0, end.start_byte) + 1
-        if self.text[before : end.start_byte].strip(b"\t" if dash else b"") or self.text[end.end_byte : end.end_byte + 1] not in (b"", b"\n"):
+        before = self.text[self.text.rfind(b"\n", 0, end.start_byte) + 1 : end.start_byte]
+        behind = self.text[end.end_byte : end.end_byte + 1]
+        if before.strip(b"\t" if dash else b"") or behind not in (b"", b"\n"):
             self.problem("the end of a here-document is not alone in its line")
         line_end = self.text.find(b"\n", node.start_byte)
         if self.text.count(b"<<", node.start_byte, line_end if line_end >= 0 else len(self.text)) > 1:

@@ -46,10 +46,42 @@ def test_the_python_of_the_readme_runs(number, ws, tier):
         assert result.stdout == "/etc/x True\n"
     elif "violations[0]" in code:
         assert result.stdout.startswith("write /etc/x\nwritable: ") and "write=['/etc'] allows it" in result.stdout
+    elif "approve_on_terminal" in code:
+        assert result.stdout == "allow\na person pushes\n"
     elif "self_test" in code or "best-effort" in code:
         assert result.stdout == ""  # they assert for themselves
     else:
         assert (ws / "made").read_text() == "hello\n" and ("denied" in result.stdout or "No such file" in result.stdout)
+
+
+COMMANDS = (ROOT / "docs" / "reference" / "commands.md").read_text()
+SAID = ["forbidden | a person pushes", "approver once", "write: "]
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_the_python_of_the_page_on_commands_runs(number, ws, tier):
+    """And says what its comments say."""
+    code = re.findall(r"^```python\n(.*?)^```", COMMANDS, re.S | re.M)[number]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
+    result = subprocess.run([sys.executable, "-c", code], cwd=ws, capture_output=True, text=True, env=env)
+    assert result.returncode == 0, result.stderr
+    assert SAID[number] in result.stdout
+    if number == 0:
+        assert result.stdout.splitlines()[-1] == "allow"
+
+
+def test_the_rules_of_the_page_on_commands_load_and_its_commands_run(ws, tier):
+    """A file that one copies from the documents has to be one."""
+    import sandboxed_subprocess as sp
+
+    (text,) = re.findall(r"^```starlark\n(.*?)^```", COMMANDS, re.S | re.M)
+    policy = sp.ExecPolicy.from_text(text)
+    assert policy.check(["git", "show"]).decision == "allow" and policy.check("ls > x", shell=True).decision == "prompt"
+    (ws / "team.rules").write_text(text)
+    (lines,) = re.findall(r"^```sh\n(.*?)^```", COMMANDS, re.S | re.M)
+    for line, status in zip(lines.strip().splitlines(), (20, 0)):
+        words = line.partition("#")[0].replace("sandboxed-subprocess", f"{sys.executable} -m sandboxed_subprocess")
+        assert subprocess.run(words, shell=True, cwd=ws, stdout=subprocess.DEVNULL).returncode == status
 
 
 def test_the_set_up_is_two_commands():
