@@ -428,7 +428,7 @@ def test_rules_hold_without_a_sandbox_too(ws):
     assert sp.run(["echo", "a"], policy=policy, stdout=subprocess.DEVNULL).sandbox.approval.by == "rules"
 
 
-def test_the_files_of_rules_cannot_be_written(run, policy, ws):
+def test_the_files_of_rules_cannot_be_written(run, policy, ws, monkeypatch):
     """A command that can is allowed everything the next time."""
     file = ws / "team.rules"
     file.write_text('prefix_rule(["sh", "-c", "echo more >> team.rules; rm -f team.rules; mv team.rules x"])\nprefix_rule(["cp"])\n')
@@ -437,7 +437,7 @@ def test_the_files_of_rules_cannot_be_written(run, policy, ws):
     allowed = rules.with_rules(prefix_rule(["echo"]), prefix_rule(["rm"]), prefix_rule(["mv"]), prefix_rule([">"]))
     run("echo more >> team.rules; rm -f team.rules; mv team.rules x", shell=True, policy=policy.replace(commands=allowed))
     assert file.read_text() == before
-    os.chdir(ws)
+    monkeypatch.chdir(ws)
     assert ExecPolicy.load("team.rules").files == (str(file),)
 
 
