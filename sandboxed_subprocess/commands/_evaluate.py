@@ -240,7 +240,7 @@ class Evaluator:
             table = None
             if "/" not in name:
                 if context.path not in self.tables:
-                    self.tables[context.path] = Directories.of(context.path)
+                    self.tables[context.path] = Directories.of(context.path, context.roots)
                 table = self.tables[context.path]
             program = self.found[key] = identify(name, context.path, context.cwd, table)
         return program
@@ -279,10 +279,13 @@ class Evaluator:
             inline = any(given for _, given, _ in opened.payloads)
             reasons += list(opened.problems)
         candidates = self.index.about(names)
-        simple = opened is None or not (opened.payloads or opened.problems or opened.spellings or opened.guarded is not None)
+        if opened is None:
+            counts = not (context.shell is not None and words[0] in ("export", "set", "unset"))
+            simple = True
+        else:
+            counts = not (opened.transparent and (opened.inner or opened.scripts))
+            simple = not (opened.payloads or opened.problems or opened.spellings or opened.guarded is not None)
         if not candidates and simple and not self.policy.heuristic:
-            counts = not (context.shell is not None and words[0] in ("export", "set", "unset") and opened is None)
-            counts = counts and not (opened is not None and opened.transparent and (opened.inner or opened.scripts))
             literal = not any(isinstance(word, Dynamic) for word in words)
             self.parts.append(
                 Part(text_of(words), self.policy.default if counts else None, (), program.path, "no rule is about it" if counts else "", literal)
@@ -336,7 +339,7 @@ class Evaluator:
         decision: Decision | None
         if decisions:
             decision = strictest(decisions)
-        elif (opened is not None and opened.transparent and (opened.inner or opened.scripts)) or (words[0] in ("export", "set", "unset") and context.shell is not None and opened is None):
+        elif not counts:
             decision = None
         else:
             decision = self.policy.default

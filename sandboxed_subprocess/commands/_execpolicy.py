@@ -219,7 +219,7 @@ def vector(argv: Any, shell: bool, executable: Any) -> tuple[tuple[str, ...], st
         if shell and isinstance(argv, os.PathLike):
             raise TypeError("path-like args is not allowed when shell is true")
         argv = [argv]
-    words = [os.fsdecode(word) for word in argv]
+    words = [word if type(word) is str else os.fsdecode(word) for word in argv]
     if not words or (not shell and not words[0] and executable is None):
         raise PolicyError("a command has at least one word, the program")
     program = None if executable is None else os.fsdecode(executable)

@@ -125,20 +125,25 @@ def _found(spelled: str, path: str, status: os.stat_result) -> Program:
 class Directories:
     """What is in the directories of a PATH, by name. A name that is not in there need not be looked for in each of them."""
 
-    _known: ClassVar[dict[tuple[str, ...], tuple[tuple[tuple[int, ...], ...], dict[str, tuple[str, ...]]]]] = {}
+    _known: ClassVar[dict[tuple[str, ...], tuple[tuple[tuple[int, ...], ...], dict[str, tuple[str, ...]], float]]] = {}
 
     @classmethod
-    def of(cls, path: tuple[str, ...]) -> dict[str, tuple[str, ...]] | None:
+    def of(cls, path: tuple[str, ...], roots: tuple[str, ...]) -> dict[str, tuple[str, ...]] | None:
         """name -> the files of that name, in the order of the search; None where that cannot be told at once.
 
         Looked at anew when a directory has changed. Its ctime says so, which nobody can set back; where that is so fresh that
-        a change in the same tick of the clock would not show (as git has it of its index), nothing is remembered.
+        a change in the same tick of the clock would not show (as git has it of its index), nothing is remembered. Whether one has
+        changed is looked at once a second, but each time where commands can write one of them: `roots`.
         """
+        known = cls._known.get(path)
+        now = time.monotonic()
+        if known is not None and now - known[2] < _HOLD and not any([below(directory, roots) for directory in path]):
+            return known[1]
         if os.name == "nt" or not all(directory.startswith("/") for directory in path):
             return None
         stamps = tuple([_stamps(directory) for directory in path])
-        known = cls._known.get(path)
         if known is not None and known[0] == stamps:
+            cls._known[path] = (stamps, known[1], now)
             return known[1]
         if any(stamp and abs(time.time_ns() - stamp[3]) < _TICK for stamp in stamps):
             return None
@@ -156,11 +161,12 @@ class Directories:
             return None
         if len(cls._known) > 8:
             cls._known.clear()
-        cls._known[path] = (stamps, table)
+        cls._known[path] = (stamps, table, now)
         return table
 
 
 _TICK = 100_000_000  # ns
+_HOLD = 1.0  # seconds
 
 
 def _stamps(directory: str) -> tuple[int, ...]:
@@ -188,12 +194,12 @@ def identify(word: str, path: Sequence[str], cwd: str | None, table: dict[str, t
             full = word
         status = _executable(full)
         return _found(word, full, status) if status else Program(word, names=frozenset({bare_name(word)}))
-    if table is not None:
-        for full in table.get(word, ()):
-            status = _executable(full)
-            if status:
-                return _found(word, full, status)
-    elif word:
+    for full in table.get(word, ()) if table is not None else ():
+        status = _executable(full)
+        if status:
+            return _found(word, full, status)
+    # What is not in the table may have come since.
+    if word:
         for directory in path:
             # An empty entry is the current directory.
             full = f"{directory}/{word}" if directory.startswith("/") else os.path.join(cwd or "", directory, word)
@@ -221,9 +227,6 @@ def trusted(program: Program, roots: Sequence[str]) -> bool:
     return not any(below(p, roots) and not below(p, _prefixes()) for p in (os.path.normpath(program.path), program.real))
 
 
-_ALIASES_HOLD = 1.0  # seconds
-
-
 class Aliases:
     """From a file to the names of rules that mean it too: a rule for `vim` is one for `vi`, where both are one file.
 
@@ -239,7 +242,7 @@ class Aliases:
             return frozenset()
         known = self._known.get(path)
         now = time.monotonic()
-        if known is not None and now - known[0] < _ALIASES_HOLD:
+        if known is not None and now - known[0] < _HOLD:
             return known[2].get(program.inode, frozenset())
         key, path = path, tuple([p for p in path if p.startswith("/")])
         stamps = tuple([_stamp(p) for p in (*path, "/etc/alternatives")])

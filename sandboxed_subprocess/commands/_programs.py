@@ -1156,6 +1156,9 @@ _GIT_RUNNING = {
 }  # fmt: skip
 
 
+_GIT_OUTPUT = frozenset("log diff show shortlog format-patch archive whatchanged range-diff".split())
+
+
 @_for("git")
 def _git(words: Words) -> Opened:
     out = Opened()
@@ -1213,23 +1216,15 @@ def _git(words: Words) -> Opened:
         out.named(i, f"git {verb} is an alias or a program of its own")
         out.guarded = i + 1
     dangerous, short = _GIT_RUNNING.get(verb, ("", ""))
-    for place in _long_options(words, dangerous.split(), short, i + 1):
+    for place in _long_options(words, dangerous.split(), short, i + 1) if dangerous or short else ():
         out.code(min(place, len(words)), f"a command that git {verb} runs")
         if verb == "rebase" and place < len(words):
             _script(out, words[place].partition("=")[2] if words[place].startswith("-") else words[place])
+    output = verb in _GIT_OUTPUT
     for j, word in enumerate(rest, i + 1):
-        if re.match(r"(?:--[\w-]+=)?ext::", word):
+        if "ext::" in word and re.match(r"(?:--[\w-]+=)?ext::", word):
             out.code(j, "a command that git runs to connect")
-        if word.startswith("--") and verb in (
-            "log",
-            "diff",
-            "show",
-            "shortlog",
-            "format-patch",
-            "archive",
-            "whatchanged",
-            "range-diff",
-        ):
+        if output and word.startswith("--"):
             option, equals, value = word[2:].partition("=")
             if len(option) > 3 and "output".startswith(option):
                 out.writes.append(value if equals else (words[j + 1] if j + 1 < len(words) else MANY))

@@ -69,6 +69,9 @@ DEEPEST = 150  # levels of nesting
 
 _PLAIN = re.compile(rb"[\w@%+,./:-][\w@%+=:,./-]*")
 # What may stand between two pieces of a tree. A continued line has to be seen to be one: it begins with a blank.
+_QUOTED = re.compile(rb"""'[^']*'|"[^"\\$`]*\"""")
+_RUN = re.compile(r"[\w@%+,./:-]+", re.ASCII)
+_QUOTED_RUN = re.compile(r'[^"\\$`]+')
 _GAP = re.compile(rb"(?:[ \t\n]|\\\n(?=[ \t]))*")
 _BLANK = re.compile(rb"(?:[ \t]|\\\n(?=[ \t]))*")
 _CONTAINERS = frozenset(
@@ -594,6 +597,8 @@ class _Reader:
 
     def spans(self, node: Any) -> dict[int, Any]:
         """Where in it something is expanded."""
+        if not node.child_count:
+            return {}
         found = {}
         todo = [node]
         while todo:
@@ -608,6 +613,9 @@ class _Reader:
         text = self.slice(node)
         if _PLAIN.fullmatch(text):
             return text.decode("utf-8", "surrogateescape")
+        quoted = _QUOTED.fullmatch(text)
+        if quoted is not None:
+            return text[1:-1].decode("utf-8", "surrogateescape")
         try:
             return self.evaluate(text, node.start_byte, self.spans(node))
         except _Problem as problem:
@@ -642,7 +650,13 @@ class _Reader:
             many = many or several
 
         while place < end:
-            span = spans.get(offset + place)
+            # What means nothing to a shell is taken at once; nothing is expanded in it.
+            run = (_QUOTED_RUN if quoted else _RUN).match(text, place)
+            if run is not None:
+                out.append(run[0])
+                place = run.end()
+                continue
+            span = spans.get(offset + place) if spans else None
             if span is not None:
                 several = self.expansion(span) or not quoted
                 unknown(several)
