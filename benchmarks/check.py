@@ -100,7 +100,7 @@ def main() -> None:
                     action()
                     spent = time.perf_counter() - begin
                 else:
-                    # What comes right after a spawn finds the processor's caches full of something else: once, and then ten times.
+                    # What comes right after a spawn finds the caches full of something else: once, and then ten times.
                     action()
                     if name == "a typical vector" and number >= 5:
                         times["a typical vector, once"].append(time.perf_counter() - begin)

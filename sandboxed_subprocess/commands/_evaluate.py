@@ -44,6 +44,7 @@ _INFLUENCE = [
 ]  # fmt: skip
 _EXACT = frozenset(name for name in _INFLUENCE if not any(c in name for c in "*?["))
 _SHAPES = [name for name in _INFLUENCE if any(c in name for c in "*?[")]
+_SETTERS = frozenset("read getopts mapfile readarray unset wait vared".split())
 _SINKS = frozenset("/dev/null /dev/stdout /dev/stderr /dev/tty /dev/fd/1 /dev/fd/2 /proc/self/fd/1 /proc/self/fd/2".split())
 _WRITING = frozenset([">", ">>", "&>", "&>>", ">|"])
 
@@ -280,7 +281,7 @@ class Evaluator:
             reasons += list(opened.problems)
         candidates = self.index.about(names)
         if opened is None:
-            counts = not (context.shell is not None and words[0] in ("export", "set", "unset"))
+            counts = not (context.shell is not None and words[0] in ("export", "unset"))
             simple = True
         else:
             counts = not (opened.transparent and (opened.inner or opened.scripts))
@@ -451,9 +452,15 @@ class Evaluator:
                 if self.parts[-1].decision == self.policy.default and not self.parts[-1].rules:
                     self.parts[-1] = self.parts[-1]._replace(decision=None, reason="")
                 continue
-            if simple.words[0] == "set" and self.harmless_set(simple.words):
+            if simple.words[0] == "set":
                 self.parts.append(Part(text_of(simple.words), None))
+                if not self.harmless_set(simple.words):
+                    self.floor(f"{' '.join(simple.words)} changes how the rest is read")
                 continue
+            if simple.words[0] in _SETTERS:
+                for word in simple.words[1:]:
+                    if influences(word):
+                        self.floor(f"{word} is set")
             self.command(simple.words, here, simple)
             if simple.words[0] in ("cd", "pushd", "popd", "exec", "eval", ".", "source"):
                 here = here._replace(cwd=self.directory(simple, here))

@@ -33,6 +33,8 @@ _SAME = {
 def families(name: str) -> tuple[str, ...]:
     """The name, and what it is a version or a variant of: python3.11, python3, python."""
     out = [name]
+    if name.startswith(("ld-linux", "ld-musl", "ld64.so")):
+        out.append("ld.so")  # the loader runs what it is given
     for pattern in (_VERSION, _VARIANT):
         found = pattern.match(name)
         if found:
@@ -137,7 +139,7 @@ class Directories:
         """
         known = cls._known.get(path)
         now = time.monotonic()
-        if known is not None and now - known[2] < _HOLD and not any([below(directory, roots) for directory in path]):
+        if known is not None and now - known[2] < _HOLD and not any(below(directory, roots) for directory in path):
             return known[1]
         if os.name == "nt" or not all(directory.startswith("/") for directory in path):
             return None

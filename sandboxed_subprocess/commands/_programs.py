@@ -53,8 +53,9 @@ class Opened:
     def code(self, place: int, what: str) -> None:
         self.payloads.append((place, True, what))
 
-    def named(self, place: int, what: str) -> None:
-        self.payloads.append((place, False, what))
+    def named(self, place: int, what: str, word: Word = "") -> None:
+        """`word`: the file; one that is a stream or a pipe is no file that somebody could have looked at."""
+        self.payloads.append((place, word.startswith(("/dev/", "/proc/")) or isinstance(word, Dynamic), what))
 
 
 class _Options:
@@ -237,7 +238,7 @@ def _shell(words: Words) -> Opened:
         else:
             _script(out, words[i], shell)
     elif i < len(words):
-        out.named(i, "a shell's script")
+        out.named(i, "a shell's script", words[i])
     else:
         out.reads_code = True
     return out
@@ -288,6 +289,8 @@ def _evaluating(words: Words) -> Opened:
 def _naming(words: Words) -> Opened:
     """The name of a variable may have a subscript, which is evaluated."""
     out = Opened()
+    if words[0] == "unset" and len(words) == 1:
+        return out
     option = words[0] in ("test", "[") and "-v" in words
     option = option or (words[0] == "printf" and len(words) > 1 and words[1].startswith("-v"))
     if option or (words[0] in ("read", "unset", "wait", "getopts", "local", "declare", "export", "readonly")
@@ -580,6 +583,8 @@ HANDLERS.update({
     "firejail": _guard("", "", "quiet noprofile private", "profile"), "bwrap": _guard("", "", "", ""),
     "proot": _guard("0", "rbqwkS", "", ""), "systemd-run": _guard("dGPqrtS", "EpuM", "user scope wait pty pipe", "unit property"),
     "dbus-run-session": _guard("", "", "", "config-file dbus-daemon"), "xvfb-run": _guard("al", "efnpsw", "auto-servernum", ""),
+    "capsh": _guard("", "", "", ""), "openvt": _guard("", "", "", ""), "watchexec": _guard("", "", "", ""),
+    "nodemon": _guard("", "", "", ""), "reflex": _guard("", "", "", ""), "newgrp": _guard("", "", "", ""), "ld.so": _guard("", "", "inhibit-cache", "argv0"),
     "proxychains": _guard("q", "f", "", ""), "proxychains4": _guard("q", "f", "", ""), "torsocks": _guard("i", "upaP", "", ""),
     "cgexec": _guard("", "g", "sticky", ""), "dumb-init": _guard("cv", "r", "single-child verbose", "rewrite"),
     "tini": _guard("sghvw", "pe", "", ""), "rlwrap": _guard("acimnNorRtvw", "bCDefFgHIlMOpPqsSTz", "", ""),
@@ -722,7 +727,7 @@ def _code_from(
         break
     if i < len(words):
         if named:
-            out.named(i, f"a script for {words[0]}")
+            out.named(i, f"a script for {words[0]}", words[i])
     else:
         out.reads_code = reads
     return out
@@ -778,7 +783,7 @@ def _java(words: Words) -> Opened:
     return out
 
 
-_AWK = re.compile(r"system\s*\(|\|(?!\|)|print[^;}\n]*>|@(?:load|include)|getline|close\s*\(|-v|/inet")
+_AWK = re.compile(r"system|\|(?!\|)|print[^;}\n]*>|@|getline|/inet")
 
 
 @_for("awk")

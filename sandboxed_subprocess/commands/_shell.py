@@ -750,6 +750,9 @@ class _Reader:
             self.problem(f"{self.show(node)} is not understood")
         else:
             rest = form["rest"]
+            assigned = re.match(rb"\$\{([A-Za-z_]\w*):?=", text)
+            if assigned is not None:
+                self.commands.append(Simple((), ((assigned[1].decode(), Dynamic(self.show(node))),), start=node.start_byte))
             if rest is not None:
                 self.inner_expansions(node, node.end_byte - 1 - len(rest), rest)
         return b"@" in text
