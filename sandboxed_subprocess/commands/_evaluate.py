@@ -44,6 +44,7 @@ _INFLUENCE = [
 ]  # fmt: skip
 _EXACT = frozenset(name for name in _INFLUENCE if not any(c in name for c in "*?["))
 _SHAPES = [name for name in _INFLUENCE if any(c in name for c in "*?[")]
+_NOTHING = frozenset("export unset break continue return exit shift".split())  # nothing that a rule could be about
 _SETTERS = frozenset("read getopts mapfile readarray unset wait vared".split())
 _SINKS = frozenset("/dev/null /dev/stdout /dev/stderr /dev/tty /dev/fd/1 /dev/fd/2 /proc/self/fd/1 /proc/self/fd/2".split())
 _WRITING = frozenset([">", ">>", "&>", "&>>", ">|"])
@@ -281,7 +282,7 @@ class Evaluator:
             reasons += list(opened.problems)
         candidates = self.index.about(names)
         if opened is None:
-            counts = not (context.shell is not None and words[0] in ("export", "unset"))
+            counts = not (context.shell is not None and words[0] in _NOTHING)
             simple = True
         else:
             counts = not (opened.transparent and (opened.inner or opened.scripts))

@@ -567,11 +567,6 @@ HANDLERS.update({
                    "close-from chdir group host prompt chroot role type command-timeout other-user user", assigns=True),
     "doas": _guard("Lns", "aCu", "", ""),
     "pkexec": _guard("", "u", "disable-internal-agent keep-cwd", "user"),
-    "su": _guard("flmPhV", "cgGsTw", "fast login preserve-environment pty", "command session-command group supp-group shell"
-                 " whitelist-environment", skip=1, scripts="c command session-command"),
-    "runuser": _guard("flmPhV", "cgGsuTw", "fast login preserve-environment pty", "command session-command group supp-group shell"
-                      " user whitelist-environment", scripts="c command session-command"),
-    "sg": _guard("", "c", "", "", skip=1, scripts="c"),
     "chroot": _guard("", "", "skip-chdir", "groups userspec", skip=1),
     "unshare": _guard("imnpuUCTfrch", "RwSG", "ipc mount net pid uts user cgroup time fork map-root-user map-current-user keep-caps"
                       " mount-proc kill-child", "root wd setuid setgid propagation setgroups"),
@@ -596,6 +591,24 @@ HANDLERS.update({
     "nix-shell": _guard("", "", "", ""), "machinectl": _guard("", "", "", ""), "lxc": _guard("", "", "", ""),
     "podman-compose": _guard("", "", "", ""), "vagrant": _guard("", "", "", ""), "wsl": _guard("", "", "", ""),
 })  # fmt: skip
+
+
+@_for("su", "runuser", "sg")
+def _su(words: Words) -> Opened:
+    out = Opened()
+    options = _Options(
+        words, "flmPh", "cgGsuTwV", "fast login preserve-environment pty help version", "command session-command group supp-group"
+        " shell user whitelist-environment", permute=True,
+    )  # fmt: skip
+    if options.unknown is not None:
+        out.problems.append(f"the option {options.unknown} of {words[0]}")
+    for value, _ in options.values("c", "command", "session-command"):
+        _script(out, value)
+    operands = tuple([words[i] for i in options.operands])
+    if options.has("u", "user") and operands:
+        out.inner.append(operands)
+    out.guarded = len(words)
+    return out
 
 
 @_for("ssh", "slogin", "autossh")
@@ -974,7 +987,7 @@ HANDLERS.update({
     "vim": lambda words: _vim(words), "vi": lambda words: _vim(words), "ex": lambda words: _vim(words),
     "view": lambda words: _vim(words), "gvim": lambda words: _vim(words), "less": lambda words: _vim(words),
     "more": lambda words: _vim(words), "emacs": _given("eval execute load script funcall batch", "lf", "code for emacs"),
-    "sqlite3": _given("cmd init", "", "commands of sqlite3"), "mysql": _given("execute init-command", "e", "commands of mysql"),
+    "sqlite3": lambda words: _sqlite(words), "mysql": _given("execute init-command", "e", "commands of mysql"),
     "gcc": _given("wrapper specs", "B", "a program that the compiler runs"), "wget": _given("use-askpass", "", "a program"),
     "tcpdump": _given("", "z", "a command that tcpdump runs"), "nmap": _given("script", "", "a script"),
     "apt": _given("option config-file", "oc", "an option of apt that can run commands"),
@@ -983,6 +996,14 @@ HANDLERS.update({
     "pytest": _given("pdbcls", "p", "a plug-in"), "ctest": _given("build-and-test script", "S", "a script"),
     "cmake": _given("", "P", "a script for cmake"), "ansible": _given("module-name args", "ma", "a command"),
 })  # fmt: skip
+
+
+def _sqlite(words: Words) -> Opened:
+    out = Opened()
+    for i, word in enumerate(words[1:], 1):
+        if re.match(r"--?(?:cmd|init)\b", word) or re.search(r"\.(?:shell|system|load|import|output|once|excel)|load_extension|writefile", word):
+            out.code(min(i + 1, len(words)), "commands of sqlite3")
+    return out
 
 
 def _zip(words: Words) -> Opened:
@@ -1135,7 +1156,7 @@ GIT_COMMANDS = frozenset(
     verify-tag version whatchanged worktree write-tree backfill survey""".split()
 )
 _GIT_KEYS = re.compile(
-    r"(?:color\.|user\.(?:name|email)$|advice\.|log\.(?:date|decorate|abbrevcommit)|diff\.(?:renames|context|noprefix|mnemonicprefix"
+    r"(?:color\.|user\.(?:name|email)(?==|$)|advice\.|log\.(?:date|decorate|abbrevcommit)|diff\.(?:renames|context|noprefix|mnemonicprefix"
     r"|colormoved|algorithm|renamelimit)|core\.(?:quotepath|abbrev|autocrlf|safecrlf|filemode|precomposeunicode|ignorecase|longpaths"
     r"|preloadindex)|commit\.gpgsign=?(?:false)?$|tag\.gpgsign=?(?:false)?$|gc\.auto|init\.defaultbranch|pull\.(?:rebase|ff)"
     r"|merge\.(?:conflictstyle|ff)|rebase\.autostash|status\.|column\.|blame\.|grep\.|pager\.[a-z]+=false$|submodule\.recurse"
@@ -1270,6 +1291,9 @@ def _cmd(words: Words) -> Opened:
     return out
 
 
+_POWERSHELL_RUNS = frozenset("iex invoke-expression icm invoke-command start saps start-process . & add-type new-object".split())
+
+
 @_for("powershell", "pwsh")
 def _powershell(words: Words) -> Opened:
     out = Opened()
@@ -1282,6 +1306,8 @@ def _powershell(words: Words) -> Opened:
                 out.code(i + 1, "a script for PowerShell")
                 text = re.sub(r"[^\w ./\\:=,|;-]", " ", text or "")
             out.inner += [tuple(part.split()) for part in re.split(r"[|;]", text) if part.split()]
+            if any(vector[0].lower() in _POWERSHELL_RUNS for vector in out.inner):
+                out.code(i + 1, "a script for PowerShell")
             out.transparent = bool(out.inner) and not out.payloads
             return out
         if word in ("-noprofile", "-nop", "-noninteractive", "-nologo"):

@@ -73,6 +73,7 @@ _QUOTED = re.compile(rb"""'[^']*'|"[^"\\$`]*\"""")
 _RUN = re.compile(r"[\w@%+,./:-]+", re.ASCII)
 _QUOTED_RUN = re.compile(r'[^"\\$`]+')
 _GAP = re.compile(rb"(?:[ \t\n]|\\\n(?=[ \t]))*")
+_LOST = re.compile(rb"[ \t]+-[ \t]+")
 _BLANK = re.compile(rb"(?:[ \t]|\\\n(?=[ \t]))*")
 _CONTAINERS = frozenset(
     "program list subshell compound_statement if_statement elif_clause else_clause while_statement do_group negated_command"
@@ -319,11 +320,20 @@ class _Reader:
                 self.push(child, depth + 1)
 
     def visit_redirected_statement(self, node: Any, depth: int, plain: bool) -> None:
-        self.gaps(node, node.children)
         body = node.child_by_field_name("body")
         if body is not None and body.type == "command":
-            self.command(body, plain, [child for child in node.children if child.id != body.id])
+            # The grammar loses a "-" in front of a here-document.
+            lost = 0
+            here = node.start_byte
+            for child in node.children:
+                if _LOST.fullmatch(self.text, here, child.start_byte):
+                    lost += 1
+                elif child.start_byte > here:
+                    self.gap(here, child.start_byte, False)
+                here = child.end_byte
+            self.command(body, plain, [child for child in node.children if child.id != body.id], lost)
             return
+        self.gaps(node, node.children)
         words: list[Word] = []
         redirects: list[Redirect] = []
         document = None
@@ -416,7 +426,7 @@ class _Reader:
 
     # -- one command ------------------------------------------------------------------------------------------------------
 
-    def command(self, node: Any, plain: bool, outside: list[Any] | None = None) -> None:
+    def command(self, node: Any, plain: bool, outside: list[Any] | None = None, lost: int = 0) -> None:
         words: list[Word] = []
         assignments: list[tuple[str, Word]] = []
         redirects: list[Redirect] = []
@@ -444,6 +454,7 @@ class _Reader:
                 self.problem(f"{self.show(child)} in a command is not understood")
         if node.end_byte > here:
             self.gap(here, node.end_byte, False)
+        words.extend(["-"] * lost)
         for child in outside or ():
             if child.type.endswith("_redirect"):
                 document = self.redirection(child, words, redirects, node) or document
