@@ -558,4 +558,7 @@ def evaluate(
     evaluator = Evaluator(policy)
     context = Context(path, inner_path, search_path(), cwd, roots, home)
     program = evaluator.command(tuple(argv), context, executable=executable)
+    if executable is not None and program is not None and program.multicall and bare_name(argv[0]) != bare_name(executable):
+        # It does what it is called, whatever its file is called.
+        evaluator.command(tuple(argv), context)
     return evaluator.evaluation(program)

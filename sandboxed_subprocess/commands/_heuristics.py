@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from ._identity import Program, families
-from ._programs import Opened, Words, _Options
+from ._programs import Opened, Options, Words
 from ._rules import Decision, bare_name
 from ._shell import Script
 from ._words import Dynamic, Word
@@ -250,7 +250,7 @@ def _reads(name: str, words: Words) -> bool:
     plain: Words = tuple([_harmless(word) if free else word for word in words])
     if name in ("head", "tail"):
         plain = tuple([w for w in plain if not re.fullmatch(r"[-+]\d+[bcklqfv]*", w)])
-    options = _Options(plain, flags, valued, long, long_valued, permute=True)
+    options = Options(plain, flags, valued, long, long_valued, permute=True)
     if options.unknown is not None:
         return False
     for option, value, _ in options.found:

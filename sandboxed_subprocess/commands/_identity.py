@@ -14,7 +14,7 @@ from typing import ClassVar, NamedTuple
 from ._rules import bare_name
 
 # One file, many programs, by the name it is called by. What is said of one of them is not said of the others.
-_MULTICALL = frozenset(
+MULTICALL = frozenset(
     "busybox toybox coreutils systemctl kmod xz lvm rustup volta-shim asdf mise shim snap box proto-shim sccache ccache"
     " dircolors-multicall uutils toolbox".split()
 )
@@ -65,7 +65,7 @@ class Program(NamedTuple):
 
     @property
     def multicall(self) -> bool:
-        return self.real is not None and bare_name(self.real) in _MULTICALL
+        return self.real is not None and bare_name(self.real) in MULTICALL
 
 
 def search_path(env: object = None) -> tuple[str, ...]:

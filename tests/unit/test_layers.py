@@ -39,7 +39,7 @@ LAYERS = [
 # Parts of a package that count as one name.
 GROUPS = {
     "approvals": "_approval _approvers _trust _writes",
-    "evaluation": "_execpolicy _starlark _evaluate _heuristics _programs _identity _shell",
+    "evaluation": "_execpolicy _starlark _evaluate _heuristics _programs _wrappers _interpreters _tools _git _opened _identity _shell",
 }
 GROUP = {f"commands.{module}": group for group, modules in GROUPS.items() for module in modules.split()}
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
