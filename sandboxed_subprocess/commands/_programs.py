@@ -6,7 +6,10 @@ them, abbreviations included; one that is not known is a problem, with which not
 
 from __future__ import annotations
 
-from . import _git, _interpreters, _tools, _wrappers
+from ._git import GIT_COMMANDS
+from ._interpreters import harmless_sed
 from ._opened import HANDLERS, SHELLS, Opened, Options, Words
+from ._tools import packages
+from ._wrappers import shell_program
 
-__all__ = ["HANDLERS", "SHELLS", "Opened", "Options", "Words", "_git", "_interpreters", "_tools", "_wrappers"]
+__all__ = ["GIT_COMMANDS", "HANDLERS", "SHELLS", "Opened", "Options", "Words", "harmless_sed", "packages", "shell_program"]

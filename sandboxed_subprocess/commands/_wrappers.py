@@ -12,7 +12,7 @@ from ._words import MANY, Dynamic, Word
 
 
 @handles(*SHELLS)
-def _shell(words: Words) -> Opened:
+def shell_program(words: Words) -> Opened:
     out = Opened()
     name = str(words[0]).rsplit("/", 1)[-1]
     shell = "bash" if "bash" in name else "zsh" if "zsh" in name else "sh"

@@ -33,10 +33,14 @@ def strict(evaluation):
 @given(policies, rules, vectors)
 @quick
 def test_one_more_rule_never_weakens_what_rules_decide(policy, rule, argv):
-    """A later file must not allow what an earlier one forbids. Only the default gives way, to whatever rule there is."""
+    """A later file must not allow what an earlier one forbids. Only what no rule has decided gives way: the default, and what is
+    asked for because no rule speaks of the code in it."""
     before, after = policy.check(argv), policy.with_rules(rule).check(argv)
-    if before.rules or policy.default == "allow":
+    assert strict(after) >= max([STRICTNESS[found.decision] for found in before.rules], default=0)
+    if rule.decision != "allow" and (before.rules or policy.default != "forbidden"):
         assert strict(after) >= strict(before)
+    if before.decision == "allow" and rule.decision == "allow":
+        assert after.decision == "allow"
     assert strict(after) >= STRICTNESS[rule.decision] or rule not in after.rules
 
 
