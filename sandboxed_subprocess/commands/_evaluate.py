@@ -130,11 +130,22 @@ def _names(spelled: str, names: frozenset[str], multicall: bool) -> frozenset[st
     return frozenset(out)
 
 
+@functools.lru_cache(4096)
+def _handler(spelled: str, names: frozenset[str], multicall: bool) -> Any:
+    """Who reads the arguments of a program: by the name that it is called by, or by any other that its file has."""
+    for known in (bare_name(spelled), *(() if multicall else sorted(names))):
+        for name in families(known):
+            if name in HANDLERS:
+                return HANDLERS[name]
+    return None
+
+
 class Index:
     """The rules of a policy, by the names of their programs."""
 
     def __init__(self, rules: Sequence[CommandRule], executables: Sequence[HostExecutable]) -> None:
         self.by_name: dict[str, list[tuple[int, CommandRule]]] = {}
+        self._known: dict[Any, tuple[frozenset[str], tuple[CommandRule, ...]]] = {}
         restrictive = set()
         for number, rule in enumerate(rules):
             for token in rule.pattern[0]:
@@ -145,6 +156,17 @@ class Index:
                     restrictive.add(token)
         self.aliases = Aliases(frozenset(restrictive))
         self.executables = {entry.name: entry.paths for entry in executables}
+
+    def known(self, program: Program, aliases: frozenset[str]) -> tuple[frozenset[str], tuple[CommandRule, ...]]:
+        """(every name that a rule may know a program by, the rules that may be about it)."""
+        key = (program.spelled, program.names, program.multicall, aliases)
+        found = self._known.get(key)
+        if found is None:
+            names = _names(program.spelled, program.names, program.multicall) | aliases
+            if len(self._known) > 4096:
+                self._known.clear()
+            found = self._known[key] = (names, tuple(self.about(names)))
+        return found
 
     def about(self, names: Iterable[str]) -> list[CommandRule]:
         found: dict[int, CommandRule] = {}
@@ -198,7 +220,7 @@ class Evaluator:
             self.floor(f"where {name} is, is known only when it runs")
         if executable is not None:
             words = (name, *words[1:])
-        handler = self.handler(program)
+        handler = _handler(program.spelled, program.names, program.multicall)
         opened = handler(words) if handler is not None else None
         if opened is None:
             self.decide(words, program, None, context)
@@ -247,28 +269,11 @@ class Evaluator:
             program = self.found[key] = identify(name, context.path, context.cwd, table)
         return program
 
-    def handler(self, program: Program) -> Any:
-        spelled = bare_name(program.spelled)
-        for name in families(spelled):
-            if name in HANDLERS:
-                return HANDLERS[name]
-        if not program.multicall:
-            for known in program.names:
-                for name in families(known):
-                    if name in HANDLERS:
-                        return HANDLERS[name]
-        return None
-
     def floor(self, reason: str) -> None:
         self.floors.append(reason)
 
-    def names(self, program: Program, context: Context) -> frozenset[str]:
-        aliases = self.index.aliases.of(program, context.caller)
-        names = _names(program.spelled, program.names, program.multicall)
-        return names | aliases if aliases else names
-
     def decide(self, words: Words, program: Program, opened: Opened | None, context: Context) -> None:
-        names = self.names(program, context)
+        names, candidates = self.index.known(program, self.index.aliases.of(program, context.caller))
         matched: list[CommandRule] = []
         counted = False
         reasons: list[str] = []
@@ -280,7 +285,6 @@ class Evaluator:
             last = max((place for place, _, _ in opened.payloads), default=-1)
             inline = any(given for _, given, _ in opened.payloads)
             reasons += list(opened.problems)
-        candidates = self.index.about(names)
         if opened is None:
             counts = not (context.shell is not None and words[0] in _NOTHING)
             simple = True
@@ -295,7 +299,8 @@ class Evaluator:
             return
         for other, _, _ in spellings[1:]:
             if bare_name(other[0]) not in names:  # `python -m pip`
-                candidates += [r for r in self.index.about(families(bare_name(other[0]))) if r.decision != "allow"]
+                others = self.index.about(families(bare_name(other[0])))
+                candidates = (*candidates, *[rule for rule in others if rule.decision != "allow"])
         for rule in candidates:
             restrictive = rule.decision != "allow"
             if restrictive:

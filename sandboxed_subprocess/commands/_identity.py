@@ -55,6 +55,7 @@ class Program(NamedTuple):
         real: the same without symbolic links.
         names: every name on the way from one to the other, as `bare_name` has them.
         inode: (device, inode) of the file.
+        multicall: the file is many programs, by the name that it is called by.
     """
 
     spelled: str
@@ -62,10 +63,7 @@ class Program(NamedTuple):
     real: str | None = None
     names: frozenset[str] = frozenset()
     inode: tuple[int, int] | None = None
-
-    @property
-    def multicall(self) -> bool:
-        return self.real is not None and bare_name(self.real) in MULTICALL
+    multicall: bool = False
 
 
 def search_path(env: object = None) -> tuple[str, ...]:
@@ -121,7 +119,9 @@ def _links(path: str, key: tuple[int, int, int]) -> tuple[str, frozenset[str]]:
 
 def _found(spelled: str, path: str, status: os.stat_result) -> Program:
     real, names = _links(path, (status.st_dev, status.st_ino, status.st_ctime_ns))
-    return Program(spelled, path, real, names | {bare_name(spelled)}, (status.st_dev, status.st_ino))
+    name = bare_name(spelled)
+    names = names if name in names else names | {name}
+    return Program(spelled, path, real, names, (status.st_dev, status.st_ino), bare_name(real) in MULTICALL)
 
 
 class Directories:
