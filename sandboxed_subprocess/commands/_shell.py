@@ -87,7 +87,7 @@ _TOKENS = frozenset(
     "; & && || | |& \n ( ) { } if then else elif fi while until do done for in case esac ;; ;& ;;& function ! $( ` <( >( select"
     " )".split(" ")
 )
-_RESERVED = frozenset("! if then else elif fi case esac for select while until do done in function { } [[ ]]".split())
+RESERVED = frozenset("! if then else elif fi case esac for select while until do done in function { } [[ ]]".split())
 _EXPANSIONS = frozenset("simple_expansion expansion command_substitution arithmetic_expansion process_substitution".split())
 _WORDS = frozenset(
     "word string raw_string ansi_c_string translated_string concatenation number brace_expression test_operator variable_name"
@@ -468,8 +468,10 @@ class _Reader:
     ) -> None:  # fmt: skip
         if raw_first and words and re.match(r"[A-Za-z_]\w*\+?=", words[0]):
             self.problem("an assignment behind a redirection")
-        if words and words[0] in _RESERVED:
+        if words and words[0] in RESERVED:
             self.problem(f"{words[0]!r} where a command should be")
+        if self.zsh and redirects and not words:
+            self.problem("a redirection alone has zsh run what NULLCMD says")
         self.commands.append(Simple(tuple(words), tuple(assignments), tuple(redirects), document, start, plain))
 
     def assignment(self, node: Any) -> tuple[str, Word]:

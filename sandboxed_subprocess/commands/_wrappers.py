@@ -8,6 +8,7 @@ from ._identity import MULTICALL
 from ._interpreters import code_from
 from ._opened import HANDLERS, SHELLS, Handler, Opened, Options, Words, handles, run_joined, run_script, script_of
 from ._rules import bare_name
+from ._shell import RESERVED
 from ._words import MANY, Dynamic, Word
 
 
@@ -141,7 +142,7 @@ def _wrapper(
         if nothing and options.has(*nothing.split()):
             return out
         if rest:
-            if words[0] == "time" and re.match(r"!$|[A-Za-z_]\w*\+?=", rest[0]):
+            if words[0] == "time" and (rest[0] in RESERVED or re.match(r"[A-Za-z_]\w*\+?=", rest[0])):
                 out.problems.append(f"{rest[0]} behind time")  # the shell's own time is no program
             out.inner.append(rest)
             out.transparent = True

@@ -100,7 +100,8 @@ def explained(vector: tuple[str, ...], parts: tuple[tuple[str, ...], ...]) -> bo
 
 
 def _fits(vector: tuple[str, ...], part: tuple[str, ...]) -> bool:
-    if not part or os.path.basename(part[0]) != os.path.basename(vector[0]):
+    # zsh's `- program` puts a dash before its name.
+    if not part or os.path.basename(vector[0]) not in (os.path.basename(part[0]), f"-{os.path.basename(part[0])}"):
         return False
     if part[1:] == vector[1:]:
         return True
