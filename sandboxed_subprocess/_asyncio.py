@@ -291,6 +291,8 @@ async def _start(
         executable = options.pop("executable", None)
         if launch is not None:
             argv.insert(0, os.fsencode(executable))  # uvloop has its own idea of executable=; the launcher knows of it
+        elif permit is not None and executable == permit.program:
+            argv[0] = executable
         elif executable is not None:
             _refused(launch, "executable")
         for name, default in _NOT_ON_UVLOOP.items():

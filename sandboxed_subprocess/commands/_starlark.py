@@ -91,7 +91,9 @@ def _error(message: str, name: str) -> RulesError:
 
 
 def _network(*args: Any, source: str | None = None, **named: Any) -> NetworkRule:
-    """`network_rule`, whose data does not say where it comes from."""
+    """`network_rule`, whose data does not say where it comes from. Other tools have the protocol in the second place."""
+    if len(args) > 1 and isinstance(args[1], str):
+        return network_rule(args[0], named.pop("port", None), *args[1:], **named)
     return network_rule(*args, **named)
 
 

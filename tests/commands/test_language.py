@@ -26,6 +26,7 @@ prefix_rule(pattern = ["cp"], decision = "prompt", match = ["cp -r src dest", "c
 prefix_rule(pattern = [["bash", "sh"], ["-c", "-l"]], match = ["bash -c", "sh -l"], not_match = ["bash x"])
 host_executable(name = "git", paths = ["/opt/homebrew/bin/git", "/usr/bin/git", "~/bin/git"])
 network_rule(host = "api.github.com", protocol = "https", decision = "allow")
+network_rule("pypi.org", "https", "allow")
 network_rule(host = "evil.example", protocol = "http", decision = "deny", justification = "no")
 '''
 
@@ -36,7 +37,8 @@ def test_the_files_of_others_load_as_they_are():
     assert policy.check(["git", "reset", "--hard", "x"]).decision == "forbidden"
     assert policy.check(["ls", "-l"]).decision == "allow"
     assert policy.check(["cp", "a", "b"]).decision == "prompt"
-    assert [rule.host for rule in policy.network_rules] == ["api.github.com", "evil.example"]
+    assert [rule.host for rule in policy.network_rules] == ["api.github.com", "pypi.org", "evil.example"]
+    assert policy.network_rules[1] == network_rule("pypi.org", protocol="https")
     rule = policy.command_rules[0]
     assert rule.source == "codex.rules:3" and rule.justification == "destructive operation"
 

@@ -83,7 +83,7 @@ def test_importing_the_package_loads_nothing_that_a_launch_does_not_need():
     import subprocess
     import sys
 
-    heavy = ("pyseccomp", "landlock", "psutil", "tomli_w", "tomllib", "asyncio", "argparse", "anyio")
+    heavy = ("pyseccomp", "landlock", "psutil", "tomli_w", "tomllib", "asyncio", "argparse", "anyio", "sandboxed_subprocess.commands")
     code = f"import sandboxed_subprocess, sys; print([m for m in {heavy!r} if m in sys.modules and m not in START])"
     code = "import sys; START = set(sys.modules)\n" + code
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
