@@ -64,7 +64,7 @@ class Script(NamedTuple):
     bomb: bool  # a function that starts itself twice, and goes on
 
 
-MOST = 1 << 20  # bytes of a script that are looked at
+MOST = 1 << 18  # bytes of a script that are looked at
 DEEPEST = 150  # levels of nesting
 
 _PLAIN = re.compile(rb"[\w@%+,./:-][\w@%+=:,./-]*")

@@ -428,11 +428,8 @@ def test_rules_hold_without_a_sandbox_too(ws):
     assert sp.run(["echo", "a"], policy=policy, stdout=subprocess.DEVNULL).sandbox.approval.by == "rules"
 
 
-def test_rules_hold_on_uvloop_without_a_sandbox_too(ws):
+def test_rules_hold_on_every_loop_without_a_sandbox_too(loop):
     """uvloop has no `executable=`, by which the file that was checked is the file that runs."""
-    needs_package("uvloop")
-    import uvloop
-
     policy = sp.Policy.danger_full_access(commands=RULES)
 
     async def main():
@@ -440,12 +437,7 @@ def test_rules_hold_on_uvloop_without_a_sandbox_too(ws):
             await aio.run(["rm", "x"], policy=policy)
         return await aio.run(["echo", "a"], policy=policy, capture_output=True)
 
-    loop = uvloop.new_event_loop()
-    try:
-        assert loop.run_until_complete(main()).stdout == b"a\n"
-    finally:
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.close()
+    assert loop(main).stdout == b"a\n"
 
 
 def test_the_files_of_rules_cannot_be_written(run, policy, ws, monkeypatch):
