@@ -49,7 +49,7 @@ GAPS = {
             test_read_only_and_writable_directories_nest test_a_denied_file_in_the_hooks_does_not_open_them
             test_a_linked_worktree_in_the_root_does_not_open_the_repository test_a_submodule_does_not_open_the_repository
             test_what_is_read_only_stays_so_around_what_is_denied_in_it test_a_home_directory_as_a_root_keeps_its_start_up_files
-            test_files_in_a_root_can_be_replaced""",
+            test_files_in_a_root_can_be_replaced test_the_files_of_rules_cannot_be_written""",
         "PRIVATE_TMP": """
             test_no_root_where_the_current_directory_is_no_workspace test_named_pipes_made_inside_work
             test_a_temporary_directory_always_exists_and_is_writable[env=
