@@ -92,9 +92,9 @@ sort bdfghiMnRrsuVzcCm | kSt | ignore-leading-blanks dictionary-order ignore-cas
 uniq cdiuzD | fsw | count repeated ignore-case unique zero-terminated all-repeated group help version | skip-fields skip-chars check-chars all-repeated group
 rg ncivwxlFSsqPUuHhNopabe0L | egtTmABCdjMrf | line-number no-line-number count count-matches ignore-case case-sensitive smart-case invert-match word-regexp line-regexp files files-with-matches files-without-match fixed-strings hidden no-hidden no-ignore no-ignore-vcs no-ignore-parent multiline multiline-dotall pcre2 only-matching heading no-heading column no-messages with-filename no-filename json trim stats null vimgrep unrestricted follow type-list version help text pretty no-config | regexp glob iglob type type-not max-count after-context before-context context color colors max-depth maxdepth max-filesize threads sort sortr replace max-columns encoding engine ignore-file path-separator file
 fd HILsadguipFq0l1 | tedEcjS | hidden no-ignore case-sensitive ignore-case absolute-path list-details follow full-path glob print0 | type extension max-depth min-depth exact-depth exclude color threads size changed-within changed-before owner max-results
-file bhikLNprsz0E | eFP | brief checking-printout dereference no-dereference mime mime-type mime-encoding keep-going list no-pad raw special-files uncompress print0 help version | exclude separator parameter
+file bhikLNprs0E | eFP | brief checking-printout dereference no-dereference mime mime-type mime-encoding keep-going list no-pad raw special-files print0 help version | exclude separator parameter
 date Ru | dI | rfc-email utc universal help version iso-8601 | date rfc-3339 iso-8601 reference
-diff qsecunypTtldNrPiEbwBZaH | CUWIxXLSF | brief report-identical-files side-by-side ignore-case ignore-all-space ignore-space-change ignore-blank-lines recursive new-file text unified context minimal speed-large-files strip-trailing-cr suppress-common-lines left-column expand-tabs color no-dereference help version | unified context width label exclude exclude-from starting-file color palette tabsize show-function-line ignore-matching-lines
+diff qsecunypTtdNrPiEbwBZaH | CUWIxXLSF | brief report-identical-files side-by-side ignore-case ignore-all-space ignore-space-change ignore-blank-lines recursive new-file text unified context minimal speed-large-files strip-trailing-cr suppress-common-lines left-column expand-tabs color no-dereference help version | unified context width label exclude exclude-from starting-file color palette tabsize show-function-line ignore-matching-lines
 tree adfilpshugDFqNQrtcUCnXJSAx | LPIHT | dirsfirst noreport inodes device prune gitignore matchdirs ignore-case du si | filelimit charset sort timefmt
 jq cnreasSCMj | | compact-output null-input raw-output exit-status ascii-output slurp sort-keys color-output monochrome-output join-output tab raw-input raw-output0 | indent
 ps aAdefFlLmNTuvwxyHjcZ | CGgoOpPsStUkq | forest no-headers headers | sort pid ppid user format
@@ -163,7 +163,7 @@ _GIT_LOG = frozenset(
     no-color color-moved minimal patience histogram diff-algorithm indent-heuristic cached staged merge-base relative no-relative a text
     binary full-index abbrev exit-code check inter-hunk-context W function-context src-prefix dst-prefix no-prefix z submodule
     ignore-submodules no-ext-diff no-textconv quiet q simplify-by-decoration topo-order date-order author-date-order ancestry-path
-    show-signature notes no-notes decorate-refs decorate-refs-exclude source log-size full-history dense sparse walk-reflogs g
+    notes no-notes decorate-refs decorate-refs-exclude source log-size full-history dense sparse walk-reflogs g
     compact-summary patch-with-stat no-decorate no-index children parents 0 1 2 3 expand-tabs exclude count""".split()
 )
 _GIT_GREP = frozenset(
@@ -172,7 +172,7 @@ _GIT_GREP = frozenset(
     name-only L files-without-match z null o only-matching c count color no-color break heading p show-function A after-context B
     before-context C context W function-context m max-count e and or not all-match q quiet threads exclude-standard""".split()
 )
-_LIST_FIRST = {"stash": ("list", "show"), "reflog": ("show",), "remote": ("show", "get-url"), "worktree": ("list",), "config": ()}
+_LIST_FIRST = {"stash": ("list", "show"), "reflog": ("show",), "remote": ("get-url",), "worktree": ("list",), "config": ()}
 
 
 def judge(words: Words, program: Program, opened: Opened | None, names: frozenset[str]) -> tuple[Decision, str] | None:
@@ -227,7 +227,7 @@ def _reads(name: str, words: Words) -> bool:
                       " -empty -perm -user -group -regex -iregex -regextype -ls -quit -L -H -P -xdev -mount -depth -follow -atime -ctime -amin -cmin"
                       " -links -inum -printf -readable -writable -executable -true -false -wholename -iwholename -daystart -nouser -nogroup"
                       " -samefile -xtype -anewer -cnewer -lname -ilname -noleaf -O0 -O1 -O2 -O3 , --version --help".split())  # fmt: skip
-        return not any((word.startswith(("-", "(", "!")) and word not in allowed and not re.fullmatch(r"-\d+[a-zA-Z]?", word))
+        return not any((word.startswith(("-", "(", "!")) and word not in allowed and not re.fullmatch(r"-\d+[a-zA-Z]?|-newer[aBcm][aBcmt]", word))
                        or (isinstance(word, Dynamic) and not word.start and word.startswith("$")) for word in words[1:])  # fmt: skip
     if name == "sed":
         rest = [word for word in words[1:] if word not in ("-n", "--quiet", "--silent", "-E", "-r")]
@@ -299,6 +299,8 @@ def _git(words: Words, opened: Opened | None) -> tuple[Decision, str] | None:
     known = _GIT_READERS.get(verb)
     if known is None or any(isinstance(word, Dynamic) and (not word.start or word.start.startswith("-")) for word in rest):
         return ("allow", "git --version only reads") if words[1:] == ("--version",) else None
+    if any("%G" in word for word in rest):
+        return None  # a signature is verified by whatever program the configuration names
     allowed = frozenset(known.split())
     if verb in ("log", "show", "diff", "whatchanged", "range-diff", "shortlog"):
         allowed |= _GIT_LOG
