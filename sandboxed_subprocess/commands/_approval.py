@@ -14,7 +14,7 @@ from .. import _paths
 from .._errors import CommandRejected, PolicyError
 from .._policy import Policy
 from .._report import Approval
-from ._evaluate import Evaluation, Part, evaluate
+from ._evaluate import Evaluation, Part, evaluate, influences
 from ._execpolicy import ExecPolicy, vector
 from ._identity import home_of, search_path
 from ._rules import CommandRule, exact_rule
@@ -181,13 +181,16 @@ class Case:
         ask = _asker(policy, self.cwd, self.options.get("env"), roots)
         self.evaluation = ask(policy.commands or _EVERYTHING, self.words, self.executable)
         decision = self.evaluation.decision
-        self.key: Key = (self.words, self.executable, self.cwd, _name(policy))
+        environment = self.options.get("env") or {}
+        telling = sorted((os.fsdecode(k), os.fsdecode(v)) for k, v in environment.items() if influences(os.fsdecode(k)))
+        program = self.evaluation.program or self.executable
+        self.key = Key(self.words, program, self.cwd, _name(policy), fingerprint(telling) if telling else "")
         if decision == "forbidden":
             raise self._rejected(self.evaluation.reason, self.evaluation.justification)
         store = store_of(policy)
         trusted = False
         if decision == "prompt":
-            trusted = store.knows(self.key) or self._settled(store.rules, ask)
+            trusted = store.knows(self.key) or self._settled(store.rules(self.key.policy), ask)
         wanted = policy.upgrade_to if policy.upgrade_to is not None and writes(self.evaluation) else None
         explicit = policy.commands is not None and decision == "allow" and _by_rules(self.evaluation)
         if wanted is not None and (explicit or trusted):

@@ -10,7 +10,7 @@ import stat
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._errors import PolicyError
 from ._execpolicy import ExecPolicy, StrPath
@@ -18,14 +18,23 @@ from ._identity import families
 from ._programs import HANDLERS, SHELLS
 from ._rules import CommandRule, bare_name, exact_rule, prefix_rule
 
-Key = tuple[tuple[str, ...], "str | None", str, str]  # words, executable, working directory, policy
+
+class Key(NamedTuple):
+    """What was approved: these words, for this file, here, under this policy."""
+
+    argv: tuple[str, ...]
+    program: str | None
+    cwd: str
+    policy: str
+    environment: str = ""
 
 
 class TrustStore:
     """Commands that were approved "for the session", and rules that came of it. Thread-safe.
 
-    A command is known by its whole argument vector, its working directory and its policy; an approver may widen that by a rule
-    (`Answer("session", rule)`), which settles prompts and never lifts what is forbidden.
+    A command is known by its whole argument vector, the file that is started, its working directory, its policy, and the
+    variables of `env=` that can make it run something else; an approver may widen that, for the policy, by a rule
+    (`Answer("session", rule)`), which settles prompts and never lifts what is forbidden. A script that was approved may change.
 
     Args:
         path: a file for what is approved "always": read when it is first needed, written under a lock at each approval. None: what
@@ -39,22 +48,21 @@ class TrustStore:
         self.path = None if path is None else os.path.abspath(os.path.expanduser(os.fspath(path)))
         self._lock = threading.RLock()
         self._commands: set[Key] = set()
-        self._rules: dict[CommandRule, None] = {}
+        self._rules: dict[tuple[str, CommandRule], None] = {}
         self._read: tuple[int, int, int] | None = None
         self._saved: set[Key] = set()
-        self._saved_rules: dict[CommandRule, None] = {}
+        self._saved_rules: dict[tuple[str, CommandRule], None] = {}
 
     def knows(self, key: Key) -> bool:
         with self._lock:
             self._refresh()
             return key in self._commands or key in self._saved
 
-    @property
-    def rules(self) -> tuple[CommandRule, ...]:
-        """What was approved by rule, for the session and always."""
+    def rules(self, policy: str) -> tuple[CommandRule, ...]:
+        """What was approved by rule under a policy (`Key.policy`), for the session and always."""
         with self._lock:
             self._refresh()
-            return tuple(dict.fromkeys((*self._rules, *self._saved_rules)))
+            return tuple(dict.fromkeys([rule for name, rule in (*self._rules, *self._saved_rules) if name == policy]))
 
     def add(self, key: Key, rule: CommandRule | None = None, *, always: bool = False) -> None:
         """Remembers a command, or a rule in its place.
@@ -64,7 +72,7 @@ class TrustStore:
         """
         with self._lock:
             if rule is not None:
-                self._rules[rule] = None
+                self._rules[key.policy, rule] = None
             else:
                 self._commands.add(key)
             if always and self.path is not None:
@@ -72,7 +80,7 @@ class TrustStore:
                     self._read = None
                     self._refresh()
                     if rule is not None:
-                        self._saved_rules[rule] = None
+                        self._saved_rules[key.policy, rule] = None
                     else:
                         self._saved.add(key)
                     self._write()
@@ -122,10 +130,11 @@ class TrustStore:
             if data["version"] != 1:
                 raise PolicyError(f"{self.path}: version {data['version']!r} is not known here")
             self._saved = {
-                (tuple(map(str, e["argv"])), e["executable"], str(e["cwd"]), str(e["policy"])) for e in data["commands"]
+                Key(tuple(map(str, e["argv"])), e["program"], str(e["cwd"]), str(e["policy"]), str(e["environment"]))
+                for e in data["commands"]
             }
             self._saved_rules = {
-                (exact_rule if rule["exact"] else prefix_rule)(rule["pattern"], rule["decision"], rule["justification"]): None
+                (str(rule["policy"]), (exact_rule if rule["exact"] else prefix_rule)(rule["pattern"], rule["decision"])): None
                 for rule in data["rules"]
             }
         except (KeyError, TypeError) as error:
@@ -136,22 +145,16 @@ class TrustStore:
         assert self.path is not None
         data: dict[str, Any] = {
             "version": 1,
-            "commands": [
-                {"argv": list(argv), "executable": executable, "cwd": cwd, "policy": policy}
-                for argv, executable, cwd, policy in sorted(self._saved, key=repr)
-            ],
+            "commands": [{**key._asdict(), "argv": list(key.argv)} for key in sorted(self._saved, key=repr)],
             "rules": [
-                {
-                    "pattern": [list(t) for t in r.pattern],
-                    "decision": r.decision,
-                    "justification": r.justification,
-                    "exact": r.exact,
-                }
-                for r in self._saved_rules
+                {"policy": name, "pattern": [list(token) for token in r.pattern], "decision": r.decision, "exact": r.exact}
+                for name, r in self._saved_rules
             ],
         }
         # Whole or not at all: a reader sees the old file or the new one.
-        temporary = f"{self.path}.{os.getpid()}.new"
+        temporary = f"{self.path}.new"  # alone, by the lock; what is there is of somebody who was killed
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             with os.fdopen(fd, "w", encoding="utf-8") as file:

@@ -124,6 +124,14 @@ def test_for_the_session_means_this_vector_in_this_directory_under_this_policy(r
     assert len(asked) == 3
     run(["touch", "other"], policy=policy)
     assert len(asked) == 4
+    # Another file of that name, and another environment that can make it run something else, were not asked about.
+    tools = ws.parent / "tools"
+    tools.mkdir()
+    (tools / "touch").symlink_to("/bin/true")
+    run(["touch", "made"], policy=policy, env={"PATH": f"{tools}:{os.environ['PATH']}"})
+    run(["touch", "made"], policy=policy, env={**os.environ, "GCONV_PATH": "x"})
+    assert len(asked) == 6
+    del asked[4:]
     again = run(["touch", "other"], policy=policy)
     assert again.sandbox.approval.by == "trust" and len(asked) == 4
     policy.trust.clear()
@@ -158,6 +166,16 @@ def test_a_rule_for_the_session_covers_what_it_says_and_nothing_more(run, ruled,
         with pytest.raises(CommandRejected):
             run(script, shell=True, policy=policy)
     assert sorted(path.name for path in ws.iterdir()) == ["a", "b", "c", "d"]
+
+
+def test_a_rule_that_was_approved_under_one_policy_is_none_under_another(run, ruled, ws):
+    """One store for two policies: what may run where nothing can be reached is not yet what may run where everything can."""
+    store = TrustStore()
+    policy = ruled.replace(trust=store, approver=lambda request: Answer("session", prefix_rule(["touch"])))
+    run(["touch", "a"], policy=policy)
+    assert run(["touch", "b"], policy=policy.replace(approver=None)).sandbox.approval.by == "trust"
+    with pytest.raises(CommandRejected):
+        run(["touch", "c"], policy=policy.replace(approver=None, git="commit"))
 
 
 def test_what_is_approved_always_is_saved_and_holds_elsewhere(run, ruled, place, ws):
@@ -200,8 +218,9 @@ def test_many_processes_save_at_once_and_nothing_is_lost(place, ruled):
     """Two agents, one file: written without a lock, the last one wins."""
     code = (
         "import sys, sandboxed_subprocess as sp\n"
+        "from sandboxed_subprocess.commands._trust import Key\n"
         "store = sp.TrustStore(sys.argv[1])\n"
-        "for i in range(10): store.add((('touch', f'{sys.argv[2]}-{i}'), None, '/', 'p'), always=True)\n"
+        "for i in range(10): store.add(Key(('touch', f'{sys.argv[2]}-{i}'), None, '/', 'p'), always=True)\n"
     )
     file = place / "approved.json"
     running = [subprocess.Popen([sys.executable, "-c", code, file, str(n)]) for n in range(4)]
