@@ -26,17 +26,17 @@ Kind = Literal["once", "session", "always", "deny"]
 
 
 class Answer(NamedTuple):
-    """What an approver says. The word alone does as well.
+    """What an approver says. The word alone does as well, or a pair of word and rule.
 
     Attributes:
         kind: "once" (this run), "session" (this vector, directory and policy, as long as the `TrustStore` lives), "always" (the
             same, saved where the store has a file; `Report.approval.rule` has the rule to save elsewhere), or "deny".
-        rule: for "session" and "always": a rule in the place of the vector, wider or narrower than `suggested_rule`.
+        rule: for "session" and "always": a rule in the place of the vector, wider or narrower than `suggested_rule`; or its text.
         reason: for whoever is refused.
     """
 
     kind: Kind
-    rule: CommandRule | None = None
+    rule: CommandRule | str | None = None
     reason: str | None = None
 
 
@@ -252,10 +252,9 @@ class Case:
             CommandRejected: it is no.
             OSError: it cannot be saved.
         """
-        answer = _understood(given)
+        answer, rule = _understood(given)
         if answer.kind == "deny":
             raise self._rejected(answer.reason or "whoever was asked said no", self.evaluation.justification)
-        rule = answer.rule
         if answer.kind in ("session", "always"):
             if rule is None and answer.kind == "always" and self.request is not None:
                 rule = self.request.suggested_rule
@@ -298,7 +297,10 @@ def _getcwd() -> str:
         return "/"
 
 
-def _understood(given: Any) -> Answer:
+def _understood(given: Any) -> tuple[Answer, CommandRule | None]:
+    """An answer, and its rule. What is none is a no."""
+    if isinstance(given, tuple) and not isinstance(given, Answer) and len(given) == 2:
+        given = Answer(*given)
     if isinstance(given, Answer):
         answer = given
     elif given is True:
@@ -308,10 +310,20 @@ def _understood(given: Any) -> Answer:
     else:
         answer = Answer("deny", reason=None if given in (False, None) else f"the approver said {given!r}, which is no answer")
     if answer.kind not in ("once", "session", "always", "deny"):
-        return Answer("deny", reason=f"the approver said {answer.kind!r}, which is no answer")
-    if answer.rule is not None and (not isinstance(answer.rule, CommandRule) or answer.rule.decision != "allow"):
-        return Answer("deny", reason=f"the approver's rule {answer.rule} allows nothing")
-    return answer
+        return Answer("deny", reason=f"the approver said {answer.kind!r}, which is no answer"), None
+    rule = answer.rule
+    if isinstance(rule, str):
+        try:
+            rules = ExecPolicy.from_text(rule, "the approver's rule").rules
+        except PolicyError as error:
+            return Answer("deny", reason=str(error)), None
+        rule = rules[0] if len(rules) == 1 and isinstance(rules[0], CommandRule) else None
+        if rule is None:
+            return Answer("deny", reason="the approver's rule is none, or several"), None
+        rule = rule._replace(source=None)
+    if rule is not None and (not isinstance(rule, CommandRule) or rule.decision != "allow"):
+        return Answer("deny", reason=f"the approver's rule {rule} allows nothing"), None
+    return answer, rule
 
 
 def is_async(approver: Any) -> bool:

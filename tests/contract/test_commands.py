@@ -168,6 +168,20 @@ def test_a_rule_for_the_session_covers_what_it_says_and_nothing_more(run, ruled,
     assert sorted(path.name for path in ws.iterdir()) == ["a", "b", "c", "d"]
 
 
+@pytest.mark.parametrize("rule, runs", [('prefix_rule(["touch", "a"])', True), ("prefix_rule([])", False), ("x", False), ("", False),
+                                        ('prefix_rule(["touch"], decision="deny")', False)])  # fmt: skip
+def test_an_approver_may_give_its_rule_as_text(run, ruled, ws, rule, runs):
+    """As it is shown, and saved. A text that is no rule is no approval."""
+    policy = ruled.replace(approver=lambda request: ("session", rule))
+    if runs:
+        run(["touch", "a"], policy=policy)
+        assert run(["touch", "a", "b"], policy=policy.replace(approver=None)).sandbox.approval.by == "trust"
+    else:
+        with pytest.raises(CommandRejected):
+            run(["touch", "a"], policy=policy)
+    assert (ws / "a").exists() == runs
+
+
 def test_a_rule_that_was_approved_under_one_policy_is_none_under_another(run, ruled, ws):
     """One store for two policies: what may run where nothing can be reached is not yet what may run where everything can."""
     store = TrustStore()
