@@ -43,7 +43,7 @@ _GIT_RUNNING = {
     ("env-filter tree-filter index-filter msg-filter commit-filter parent-filter tag-name-filter setup", ""),
     "send-email": ("smtp-server sendmail-cmd to-cmd cc-cmd header-cmd", ""), "instaweb": ("httpd browser", "db"),
     "diff": ("ext-diff", ""), "show": ("ext-diff", ""), "log": ("ext-diff", ""), "init": ("template", ""),
-    "daemon": ("access-hook", ""), "help": ("", ""), "submodule": ("", ""), "config": ("edit", "e"), "commit": ("template", ""),
+    "daemon": ("access-hook", ""), "help": ("", ""), "submodule": ("", ""), "config": ("edit", "e"), "hook": ("", ""),
     "am": ("", ""), "fetch-pack": ("upload-pack exec", ""), "send-pack": ("receive-pack exec", ""),
     "interpret-trailers": ("", ""), "credential": ("", ""), "remote": ("", ""),
 }  # fmt: skip
@@ -126,6 +126,8 @@ def _git(words: Words) -> Opened:
         tail = [word for word in rest[where:] if word not in ("--recursive", "-q", "--quiet")]
         run_joined(out, tail)
         out.code(i + 2, "a command that git submodule runs")
+    if verb == "hook":
+        out.code(i + 1, "a hook")
     if verb == "bisect" and rest[:1] == ("run",):
         out.inner.append(rest[1:])
     if verb == "help" or (verb == "config" and any(re.match(r"alias\.|core\.(pager|editor|sshcommand|fsmonitor|hookspath|askpass)"

@@ -97,7 +97,7 @@ def _perl(words: Words) -> Opened:
 
 
 @handles("ruby", "php", "lua", "luajit", "Rscript", "rscript", "r", "julia", "osascript", "groovy", "scala", "swipl", "ghci", "elixir",
-      "tclsh", "wish", "guile", "racket", "sbcl", "clojure", "erl", "irb", "ipython", "jshell", "pwsh-preview")  # fmt: skip
+      "tclsh", "wish", "guile", "racket", "sbcl", "clojure", "erl", "irb", "ipython", "jshell", "pwsh-preview", "dc", "ed", "gnuplot", "octave", "ocaml", "ghc", "jrunscript", "m4", "maxima", "lldb", "pry")  # fmt: skip
 def _interpreter(words: Words) -> Opened:
     return code_from(words, "eErcipBRFxl", long_code="eval expr execute run command", nothing="v V h version help")
 

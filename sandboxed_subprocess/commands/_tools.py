@@ -45,14 +45,14 @@ HANDLERS.update({
     "vim": lambda words: _vim(words), "vi": lambda words: _vim(words), "ex": lambda words: _vim(words),
     "view": lambda words: _vim(words), "gvim": lambda words: _vim(words), "less": lambda words: _vim(words),
     "more": lambda words: _vim(words), "emacs": _given("eval execute load script funcall batch", "lf", "code for emacs"),
-    "sqlite3": lambda words: _sqlite(words), "mysql": _given("execute init-command", "e", "commands of mysql"),
-    "gcc": _given("wrapper specs", "B", "a program that the compiler runs"), "wget": _given("use-askpass", "", "a program"),
+    "sqlite3": lambda words: _sqlite(words), "mysql": _given("execute init-command pager", "e", "commands of mysql"),
+    "wget": _given("use-askpass", "", "a program"),
     "tcpdump": _given("", "z", "a command that tcpdump runs"), "nmap": _given("script", "", "a script"),
     "apt": _given("option config-file", "oc", "an option of apt that can run commands"),
     "apt-get": _given("option config-file", "oc", "an option of apt that can run commands"),
     "dpkg": _given("pre-invoke post-invoke status-logger", "", "a command that dpkg runs"),
     "pytest": _given("pdbcls", "p", "a plug-in"), "ctest": _given("build-and-test script", "S", "a script"),
-    "cmake": _given("", "P", "a script for cmake"), "ansible": _given("module-name args", "ma", "a command"),
+    "ansible": _given("module-name args", "ma", "a command"),
 })  # fmt: skip
 
 
@@ -83,6 +83,59 @@ def _vim(words: Words) -> Opened:
             out.code(i + 1, f"a command for {words[0]}")
         elif re.match(r"--cmd|-[cSsuU].", word):
             out.code(i, f"a command for {words[0]}")
+    return out
+
+
+HANDLERS.update({
+    "emacsclient": _given("eval", "e", "code for emacs"),
+    "fzf": _given("preview bind execute become", "", "a command that fzf runs"),
+    "bat": _given("pager", "", "a pager that bat runs"), "ag": _given("pager", "", "a pager"), "ack": _given("pager", "", "a pager"),
+    "delta": _given("pager", "", "a pager"), "cpio": _given("rsh-command", "", "a program that cpio runs"),
+    "install": _given("strip-program", "", "a program that install runs"), "rpm": _given("eval pipe define", "ED", "a macro of rpm"),
+})  # fmt: skip
+
+
+def _matching(pattern: str, what: str) -> Handler:
+    """Programs of which a word that looks like this is a command, or names one."""
+    shape = re.compile(pattern, re.IGNORECASE)
+
+    def handler(words: Words) -> Opened:
+        out = Opened()
+        for i, word in enumerate(words[1:], 1):
+            if shape.search(word):
+                out.code(i, what)
+        return out
+
+    return handler
+
+
+_COMPILER = _matching(r"^-(?:wrapper|fplugin|specs|-specs|B.|B$|fuse-ld|-ld-path|load|Xclang|fpass-plugin|no-canonical)", "a program that the compiler runs")
+HANDLERS.update(dict.fromkeys("gcc g++ cc c++ clang clang++ cpp gfortran".split(), _COMPILER))
+HANDLERS.update({
+    "psql": _matching(r"\\!|\\o\s*\||\bprogram\b", "a command that psql runs"),
+    "socat": _matching(r"^(?:exec|system|shell)(?::|$)|[|,](?:exec|system|shell):", "a command that socat runs"),
+    "nc": _matching(r"^-[a-z0-9]*[ec]|^--(?:exec|sh-exec|lua-exec)", "a command that nc runs"),
+    "ncat": _matching(r"^-[a-z0-9]*[ec]|^--(?:exec|sh-exec|lua-exec)", "a command that nc runs"),
+    "netcat": _matching(r"^-[a-z0-9]*[ec]|^--(?:exec|sh-exec|lua-exec)", "a command that nc runs"),
+})  # fmt: skip
+
+
+@handles("cmake")
+def _cmake(words: Words) -> Opened:
+    out = Opened()
+    for i, word in enumerate(words[1:], 1):
+        if word == "-E":
+            rest = words[i + 1 :]
+            if rest[:1] == ("env",):
+                out.inner.append(rest)
+            elif rest[:1] == ("time",):
+                out.inner.append(rest[1:])
+            elif rest:
+                out.inner.append(rest)  # rm, copy, make_directory, ...: named as the programs are
+            out.code(i + 1, "a command of cmake")
+            break
+        if word == "-P":
+            out.code(i + 1, "a script for cmake")
     return out
 
 

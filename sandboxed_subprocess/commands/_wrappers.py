@@ -131,7 +131,11 @@ def _wrapper(
     def handler(words: Words) -> Opened:
         out = Opened()
         options = Options(words, flags, valued, f"{long} help version", long_valued, numbers=numbers)
-        out.writes += [value for value, _ in options.values(*writes.split())] if writes else []
+        for value, _ in options.values(*writes.split()) if writes else ():
+            if value.startswith(("|", "!")):
+                out.problems.append(f"{words[0]} writes to the command {value}")
+            else:
+                out.writes.append(value)
         if options.unknown is not None:
             out.problems.append(f"the option {options.unknown} of {words[0]}")
             out.guarded = len(words)
@@ -230,6 +234,14 @@ def _env(words: Words) -> Opened:
         out.inner.append(rest[place:])
         out.transparent = True
     return out
+
+
+HANDLERS.update({
+    "ssh-agent": _wrapper("csDdk", "aEPtO"), "faketime": _wrapper("mp", "f", skip=1), "fakechroot": _wrapper("sh"),
+    "cpulimit": _wrapper("zvibf", "lpePc", "lazy verbose include-children background foreground", "limit pid exe path cpu"),
+    "nocache": _wrapper(), "annotate-output": _wrapper(), "logsave": _wrapper("asv", skip=1), "run-one": _wrapper(),
+    "sem": _wrapper("", "j"), "dtach": _wrapper("", "nAacN"),
+})  # fmt: skip
 
 
 @handles("xargs")
@@ -423,6 +435,13 @@ HANDLERS.update({
     "nix-shell": _guard("", "", "", ""), "machinectl": _guard("", "", "", ""), "lxc": _guard("", "", "", ""),
     "podman-compose": _guard("", "", "", ""), "vagrant": _guard("", "", "", ""), "wsl": _guard("", "", "", ""),
 })  # fmt: skip
+
+
+HANDLERS.update({
+    name: _guard("", "", "", "")
+    for name in """xterm uxterm rxvt urxvt gnome-terminal konsole kitty alacritty x-terminal-emulator foot wezterm dbus-launch startx
+    nsjail minijail0 runc crun ctr run0 flatpak flatpak-spawn distrobox toolbox nix guix trickle abduco autoexpect""".split()
+})
 
 
 @handles("su", "runuser", "sg")
