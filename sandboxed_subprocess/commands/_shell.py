@@ -11,6 +11,7 @@ from __future__ import annotations
 import bisect
 import functools
 import re
+import threading
 from typing import Any, NamedTuple
 
 from ._words import Dynamic, Word
@@ -115,6 +116,9 @@ class _Problem(Exception):
     """Something that is not understood; ends the reading of one word."""
 
 
+_alone = threading.Lock()  # a parser has a state
+
+
 @functools.lru_cache(1)
 def _parser() -> Any:
     """
@@ -145,7 +149,9 @@ def parse(text: bytes, shell: str, home: str | None = None) -> Script:
         return _nothing(f"scripts cannot be taken apart here ({error}): pip install 'sandboxed-subprocess[rules]'")
     reader = _Reader(text, shell, home)
     try:
-        reader.read(parser.parse(text).root_node)
+        with _alone:
+            tree = parser.parse(text)
+        reader.read(tree.root_node)
     except RecursionError:  # pragma: no cover - the walk itself does not recurse
         reader.problem("too deeply nested")
     commands = sorted(reader.commands, key=lambda command: command.start)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import pathlib
 import random
@@ -13,6 +14,7 @@ from conftest import BASE
 from stub_shell import NAMES, Shell, explained
 
 from sandboxed_subprocess import ExecPolicy, prefix_rule
+from sandboxed_subprocess.commands._shell import parse
 
 # Everything is allowed but the last of them, and what cannot be taken apart: so most scripts are, and are compared.
 POLICY = ExecPolicy([prefix_rule(["rm"], "forbidden"), prefix_rule(["sudo"], "forbidden")], default="allow")
@@ -81,6 +83,19 @@ def test_nothing_runs_that_was_not_seen(shell, seed):
             wrong.append(said)
     assert wrong == []
     assert allowed >= 30  # or nothing was compared
+
+
+def test_threads_ask_at_the_same_time():
+    """One parser, one table of what is known: agents run side by side in one process."""
+    texts = [f"for i in a b; do ls {n}; done; git log {n} | head -n {n} && cat <<E\n$(touch {n})\nE\n" for n in range(200)]
+    expected = [[part.argv for part in POLICY.check(text, shell=True).parts] for text in texts]
+
+    def ask(text):
+        parse.cache_clear()
+        return [part.argv for part in POLICY.check(text, shell=True).parts]
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(ask, texts)) == expected
 
 
 def test_the_stubs_see_what_runs(shell):
