@@ -170,6 +170,8 @@ def _size(count: float) -> str:
 
 def _tell(report: Report) -> None:
     """What nobody should have to ask for."""
+    if report.approval is not None and report.approval.raised:
+        _say(f"raised to a wider policy ({report.approval.raised})")
     if report.limit:
         reached = "" if report.limit_reached is None else f" (it had come to {report.limit_reached:.15g})"
         _say(f"ended by the limit {report.limit}{reached}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import platform
@@ -27,11 +28,21 @@ def _read(path: str) -> str | None:
         return None
 
 
+def _rules() -> str:
+    """What of the command rules works here."""
+    missing = [name for name in ("starlark", "tree_sitter", "tree_sitter_bash") if importlib.util.find_spec(name) is None]
+    if not missing:
+        return "rules files can be read, scripts taken apart"
+    what = "rules files cannot be read" if "starlark" in missing else "scripts cannot be taken apart, so all are asked for"
+    return f"{what} (no {', '.join(missing)}): pip install 'sandboxed-subprocess[rules]'"
+
+
 def _facts() -> dict[str, str]:
     facts = {
         "sandboxed_subprocess": __version__,
         "python": f"{platform.python_version()} ({sys.executable})",
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "command rules": _rules(),
         "user": str(os.geteuid()) if hasattr(os, "geteuid") else "",
     }
     if sys.platform == "linux":

@@ -151,6 +151,23 @@ def test_run_takes_a_policy_file_and_more_roots(ws, outside, tier):
     assert result.returncode == 125 and "'write'" in result.stderr and "bad.toml" in result.stderr
 
 
+def test_without_the_grammar_a_script_is_asked_for_and_without_starlark_a_file_is_an_error():
+    """An installation without the extra knows rules of Python and vectors; what it cannot read it does not wave through."""
+    code = """
+import sys
+sys.modules.update(starlark=None, tree_sitter=None)
+import sandboxed_subprocess as sp
+policy = sp.ExecPolicy([sp.prefix_rule(["ls"])], default="allow")
+print(policy.check(["ls"]).decision, policy.check("ls", shell=True).decision, policy.check("ls", shell=True).reason)
+try:
+    sp.ExecPolicy.from_text("")
+except sp.PolicyError as error:
+    print(error)
+"""
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert out[0].startswith("allow prompt scripts cannot be taken apart here") and "[rules]" in out[0] and "[rules]" in out[1]
+
+
 def test_doctor_says_what_works(tier):
     """For people, and as JSON for machines."""
     import json
