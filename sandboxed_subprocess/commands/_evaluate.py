@@ -292,9 +292,9 @@ class Evaluator:
             counts = not (opened.transparent and (opened.inner or opened.scripts))
             simple = not (opened.payloads or opened.problems or opened.spellings or opened.guarded is not None)
         if not candidates and simple and not self.policy.heuristic:
-            literal = not any(isinstance(word, Dynamic) for word in words)
+            literal = all(type(word) is str for word in words)
             self.parts.append(
-                Part(text_of(words), self.policy.default if counts else None, (), program.path, "no rule is about it" if counts else "", literal)
+                Part(words if literal else text_of(words), self.policy.default if counts else None, (), program.path, "no rule is about it" if counts else "", literal)
             )
             return
         for other, _, _ in spellings[1:]:
@@ -360,8 +360,8 @@ class Evaluator:
             if decision != "prompt" or not restrictive_rules:
                 reason = reasons[0]
             decision = strictest(("prompt", self.policy.default))
-        literal = not any(isinstance(word, Dynamic) for word in words)
-        self.parts.append(Part(text_of(words), decision, tuple(matched), program.path, reason, literal, not reasons))
+        literal = all(type(word) is str for word in words)
+        self.parts.append(Part(words if literal else text_of(words), decision, tuple(matched), program.path, reason, literal, not reasons))
 
     def heuristics(self, words: Words, program: Program, opened: Opened | None, context: Context) -> tuple[Decision, str] | None:
         if not self.policy.heuristic:

@@ -90,14 +90,13 @@ def home_of(env: object = None) -> str | None:
 
 def _executable(path: str) -> os.stat_result | None:
     try:
-        if not os.access(path, os.X_OK):  # no exception for what is not there, which is most of it
-            return None
         found = os.stat(path)
+        if not stat.S_ISREG(found.st_mode):
+            return None
+        # Where not everybody may execute it, the kernel knows whether we may.
+        return found if found.st_mode & 0o111 == 0o111 or os.access(path, os.X_OK) else None
     except (OSError, ValueError):
         return None
-    if not stat.S_ISREG(found.st_mode):
-        return None
-    return found
 
 
 @functools.lru_cache(4096)

@@ -75,6 +75,7 @@ _RUN = re.compile(r"[\w@%+,./:-]+", re.ASCII)
 _QUOTED_RUN = re.compile(r'[^"\\$`]+')
 _GAP = re.compile(rb"(?:[ \t\n]|\\\n(?=[ \t]))*")
 _LOST = re.compile(rb"[ \t]+-[ \t]+")
+_USUAL = frozenset([b" ", b"  ", b"    ", b"        "])
 _BLANK = re.compile(rb"(?:[ \t]|\\\n(?=[ \t]))*")
 _CONTAINERS = frozenset(
     "program list subshell compound_statement if_statement elif_clause else_clause while_statement do_group negated_command"
@@ -91,7 +92,7 @@ _TOKENS = frozenset(
 RESERVED = frozenset("! if then else elif fi case esac for select while until do done in function { } [[ ]]".split())
 _EXPANSIONS = frozenset("simple_expansion expansion command_substitution arithmetic_expansion process_substitution".split())
 _WORDS = frozenset(
-    "word string raw_string ansi_c_string translated_string concatenation number brace_expression test_operator variable_name"
+    "command_name word string raw_string ansi_c_string translated_string concatenation number brace_expression test_operator variable_name"
     " special_variable_name regex simple_expansion expansion command_substitution arithmetic_expansion"
     " process_substitution".split()
 )
@@ -115,6 +116,8 @@ _ANSI = re.compile(r"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{1,4})|U
 class _Problem(Exception):
     """Something that is not understood; ends the reading of one word."""
 
+
+_plain: dict[bytes, str] = {}  # words that stand for themselves, as they were met
 
 _alone = threading.Lock()  # a parser has a state
 
@@ -260,7 +263,7 @@ class _Reader:
         deeper = depth + (kind != "list")
         for child in children:
             start = child.start_byte
-            if start > here:
+            if start > here and self.text[here:start] not in _USUAL:
                 self.gap(here, start, True)
             here = child.end_byte
             what = child.type
@@ -441,15 +444,18 @@ class _Reader:
         begin = here = node.start_byte
         for child in node.children:
             start, stop, kind = child.start_byte, child.end_byte, child.type
-            if start > here:
-                self.gap(here, start, False)
             touching = start == here and start > begin
+            if start > here and text[here:start] != b" ":
+                self.gap(here, start, False)
             here = stop
-            if kind == "word" or kind == "command_name" or kind in _WORDS:
+            if kind in _WORDS:
                 if touching:
                     self.problem(f"{self.show(child)} begins where another word ends")
                 raw = text[start:stop]
-                words.append(raw.decode("utf-8", "surrogateescape") if _PLAIN.fullmatch(raw) else self.word(child))
+                word = _plain.get(raw)
+                if word is None:
+                    word = self.word(child)
+                words.append(word)
             elif kind == "variable_assignment":
                 assignments.append(self.assignment(child))
             elif kind.endswith("_redirect"):
@@ -631,7 +637,10 @@ class _Reader:
     def word(self, node: Any) -> Word:
         text = self.slice(node)
         if _PLAIN.fullmatch(text):
-            return text.decode("utf-8", "surrogateescape")
+            word = text.decode("utf-8", "surrogateescape")
+            if len(_plain) < 10_000 and len(word) < 100:
+                _plain[text] = word
+            return word
         quoted = _QUOTED.fullmatch(text)
         if quoted is not None:
             return text[1:-1].decode("utf-8", "surrogateescape")
