@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import errno
 import functools
 import os
 import stat
@@ -409,6 +410,22 @@ async def permitted_async(
     return case.permit()
 
 
+def _permitted_files(permit: Permit, candidates: tuple[bytes, ...], executable: Any) -> tuple[bytes, ...]:
+    """
+    Raises:
+        FileNotFoundError: there was no such program when the rules were asked, and only a command could have put one there since.
+    """
+    if permit.program is not None:
+        return (os.fsencode(permit.program),)
+    if b"/" in _encode(executable):
+        return candidates
+    directories = {candidate: os.path.realpath(os.fsdecode(os.path.dirname(candidate))) for candidate in candidates}
+    kept = tuple([c for c in candidates if not any(_paths.is_within(directories[c], root) for root in permit.roots)])
+    if not kept:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), executable)
+    return kept
+
+
 def prepare(
     args: Any, options: dict[str, Any], policy: Policy, permit: Permit | None = None
 ) -> tuple[Launch, dict[str, Any], Any]:
@@ -440,8 +457,8 @@ def prepare(
     uid, gid, groups = _identity(options)
     environ = _environ(env)
     candidates = _candidates(_encode(executable), env)
-    if permit is not None and permit.program is not None:
-        candidates = (os.fsencode(permit.program),)
+    if permit is not None:
+        candidates = _permitted_files(permit, candidates, executable)
     command = Command(
         argv=tuple(_encode(a) for a in argv),
         candidates=candidates,

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 from .. import _paths
 from .._errors import CommandRejected, PolicyError
+from .._plan import granted_roots
 from .._policy import Policy
 from .._report import Approval
 from ._evaluate import Evaluation, Part, evaluate, influences
@@ -75,6 +76,7 @@ class Permit(NamedTuple):
 
     Attributes:
         program: the file that the rules were asked about, where there is one; nothing else is executed.
+        roots: where there is none: directories in which one that has come since is not taken for it.
         approval: for the report; None where there are no rules.
     """
 
@@ -83,6 +85,7 @@ class Permit(NamedTuple):
     policy: Policy
     program: str | None = None
     approval: Approval | None = None
+    roots: tuple[str, ...] = ()
 
 
 _EVERYTHING = ExecPolicy(default="allow")
@@ -109,6 +112,11 @@ def _roots(policy: Policy, cwd: str) -> tuple[str, ...]:
     if policy.upgrade_to is not None:
         return (*_roots(policy.upgrade_to, cwd), *[os.path.realpath(_paths.expand_user(path)) for path in written])
     return tuple([os.path.realpath(_paths.expand_user(path)) for path in written])
+
+
+def _untrusted(policy: Policy, cwd: str) -> tuple[str, ...]:
+    """The same, and what earlier policies of this process let commands write: a program may have been put there by one."""
+    return tuple(dict.fromkeys((*_roots(policy, cwd), *granted_roots())))
 
 
 def _snapshot(args: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -154,7 +162,7 @@ def examined(args: Any, options: Mapping[str, Any], policy: Policy) -> Evaluatio
     args, options = _snapshot(args, options)
     words, executable = vector(args, bool(options.get("shell")), options.get("executable"))
     cwd = os.path.abspath(os.fsdecode(options["cwd"])) if options.get("cwd") is not None else _getcwd()
-    ask = _asker(policy, cwd, options.get("env"), _roots(policy, cwd))
+    ask = _asker(policy, cwd, options.get("env"), _untrusted(policy, cwd))
     return ask(policy.commands or _EVERYTHING, words, executable)
 
 
@@ -176,8 +184,8 @@ class Case:
         self.request: ApprovalRequest | None = None
         self.approval: Approval | None = None
         self.upgrade: Policy | None = None
-        roots = _roots(policy, self.cwd)
-        self._refuse_own_files(roots)
+        roots = self.roots = _untrusted(policy, self.cwd)
+        self._refuse_own_files(_roots(policy, self.cwd))
         ask = _asker(policy, self.cwd, self.options.get("env"), roots)
         self.evaluation = ask(policy.commands or _EVERYTHING, self.words, self.executable)
         decision = self.evaluation.decision
@@ -272,7 +280,7 @@ class Case:
     def permit(self) -> Permit:
         assert self.approval is not None
         approval = self.approval if self.policy.commands is not None or self.policy.upgrade_to is not None else None
-        return Permit(self.args, self.options, self.upgrade or self.policy, self.evaluation.program, approval)
+        return Permit(self.args, self.options, self.upgrade or self.policy, self.evaluation.program, approval, self.roots)
 
 
 def _by_rules(evaluation: Evaluation) -> bool:

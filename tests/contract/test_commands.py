@@ -294,6 +294,33 @@ def test_a_program_that_is_put_in_the_way_meanwhile_is_not_run(run, ruled, place
     assert result.stdout == "real\n"
 
 
+def test_a_program_that_was_not_there_is_not_one_that_a_command_has_put_there(run, ruled, ws):
+    """Approved by its name, when nothing of that name existed, it would be whatever comes first."""
+
+    def approver(request):
+        (ws / "tool").write_text("#!/bin/sh\necho planted\n")
+        (ws / "tool").chmod(0o755)
+        return "once"
+
+    for path in (f"{ws}:/bin", f"{ws}"):
+        (ws / "tool").unlink(missing_ok=True)
+        with pytest.raises(FileNotFoundError) as caught:
+            run(["tool"], policy=ruled.replace(approver=approver), env={"PATH": path})
+        assert caught.value.filename == "tool"
+
+
+def test_a_program_that_an_earlier_command_could_have_written_is_not_trusted_by_its_name(run, policy, tier, ws, monkeypatch):
+    """A read-only policy has no writable root; the workspace of the run before it is none the less one."""
+    bin = ws / "bin"
+    bin.mkdir()
+    script = f"printf '#!/bin/sh\\necho FAKE\\n' > {bin}/date; chmod +x {bin}/date"
+    assert run(["sh", "-c", script], policy=policy).returncode == 0
+    monkeypatch.setenv("PATH", f"{bin}:{os.environ['PATH']}")
+    reading = sp.Policy.read_only(backend=tier, commands=ExecPolicy([prefix_rule(["date"])]))
+    with pytest.raises(CommandRejected):
+        run(["date"], policy=reading, cwd="/")
+
+
 def test_an_asynchronous_approver_is_awaited(ruled, ws):
     """It may ask in a browser; the loop goes on meanwhile."""
     async def main():
