@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 from .. import _paths
 from .._errors import CommandRejected, PolicyError
-from .._plan import granted_roots
+from .._plan import granted_count, granted_roots
 from .._policy import Policy
 from .._report import Approval
 from ._evaluate import Evaluation, Part, evaluate, influences
@@ -85,7 +85,7 @@ class Permit(NamedTuple):
     policy: Policy
     program: str | None = None
     approval: Approval | None = None
-    roots: tuple[str, ...] = ()
+    roots: frozenset[str] = frozenset()
 
 
 _EVERYTHING = ExecPolicy(default="allow")
@@ -114,9 +114,14 @@ def _roots(policy: Policy, cwd: str) -> tuple[str, ...]:
     return tuple([os.path.realpath(_paths.expand_user(path)) for path in written])
 
 
-def _untrusted(policy: Policy, cwd: str) -> tuple[str, ...]:
+def _untrusted(policy: Policy, cwd: str) -> frozenset[str]:
     """The same, and what earlier policies of this process let commands write: a program may have been put there by one."""
-    return tuple(dict.fromkeys((*_roots(policy, cwd), *granted_roots())))
+    return _untrusted_of(policy, cwd, granted_count())
+
+
+@functools.lru_cache(256)
+def _untrusted_of(policy: Policy, cwd: str, granted: int) -> frozenset[str]:
+    return frozenset((*_roots(policy, cwd), *granted_roots()))
 
 
 def _snapshot(args: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -146,7 +151,7 @@ def _inner_path(policy: Policy, env: Any) -> tuple[str, ...]:
     return search_path(env)
 
 
-def _asker(policy: Policy, cwd: str, env: Any, roots: tuple[str, ...]) -> Callable[..., Evaluation]:
+def _asker(policy: Policy, cwd: str, env: Any, roots: frozenset[str]) -> Callable[..., Evaluation]:
     home = dict(cast("tuple[tuple[str, str], ...]", policy.environment.set)).get("HOME") or home_of(env)
     path = search_path(env)
     inner_path = _inner_path(policy, env)

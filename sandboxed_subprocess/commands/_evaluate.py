@@ -10,7 +10,7 @@ import fnmatch
 import functools
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ._identity import Aliases, Directories, Program, families, identify, search_path, trusted
@@ -182,7 +182,7 @@ class Context(NamedTuple):
     inner_path: tuple[str, ...]  # what a command of this one searches
     caller: tuple[str, ...]  # the caller's own PATH
     cwd: str | None
-    roots: tuple[str, ...]
+    roots: Collection[str]
     home: str | None
     shell: str | None = None  # the shell that runs it, which has builtins
     functions: frozenset[str] = frozenset()
@@ -550,7 +550,7 @@ def _shown(argv: Sequence[str]) -> str:
 
 
 def evaluate(
-    policy: ExecPolicy, argv: Sequence[str], *, path: tuple[str, ...], inner_path: tuple[str, ...], cwd: str, roots: tuple[str, ...],
+    policy: ExecPolicy, argv: Sequence[str], *, path: tuple[str, ...], inner_path: tuple[str, ...], cwd: str, roots: Collection[str],
     executable: str | None, home: str | None,
 ) -> Evaluation:  # fmt: skip
     """The evaluation of one vector.

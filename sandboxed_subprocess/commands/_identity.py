@@ -8,7 +8,7 @@ import re
 import stat
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import ClassVar, NamedTuple
 
 from ._rules import bare_name
@@ -129,7 +129,7 @@ class Directories:
     _known: ClassVar[dict[tuple[str, ...], tuple[tuple[tuple[int, ...], ...], dict[str, tuple[str, ...]], float]]] = {}
 
     @classmethod
-    def of(cls, path: tuple[str, ...], roots: tuple[str, ...]) -> dict[str, tuple[str, ...]] | None:
+    def of(cls, path: tuple[str, ...], roots: Collection[str]) -> dict[str, tuple[str, ...]] | None:
         """name -> the files of that name, in the order of the search; None where that cannot be told at once.
 
         Looked at anew when a directory has changed. Its ctime says so, which nobody can set back; where that is so fresh that
@@ -216,11 +216,19 @@ def _prefixes() -> tuple[str, ...]:
     return tuple({os.path.realpath(sys.prefix), os.path.realpath(sys.base_prefix)} - {"/", "/usr"})
 
 
-def below(path: str, roots: Sequence[str]) -> bool:
-    return any(path == root or path.startswith(root.rstrip("/") + "/") for root in roots)
+def below(path: str, roots: Collection[str]) -> bool:
+    """Whether an absolute path is one of these directories, or in one: there may be thousands of them, and it is not deep."""
+    while roots:
+        if path in roots:
+            return True
+        parent = path.rpartition("/")[0] or "/"
+        if parent == path:
+            break
+        path = parent
+    return False
 
 
-def trusted(program: Program, roots: Sequence[str]) -> bool:
+def trusted(program: Program, roots: Collection[str]) -> bool:
     """Whether nobody but whoever set up this host can have put the file there: it is in none of `roots`, but for the caller's
     own interpreter, which is read-only in a sandbox."""
     if program.path is None or program.real is None:
