@@ -45,6 +45,7 @@ _INFLUENCE = [
 _EXACT = frozenset(name for name in _INFLUENCE if not any(c in name for c in "*?["))
 _SHAPES = [name for name in _INFLUENCE if any(c in name for c in "*?[")]
 _NOTHING = frozenset("export unset break continue return exit shift".split())  # nothing that a rule could be about
+_MOVING = frozenset("cd pushd popd eval . source command builtin exec trap time".split())
 _SETTERS = frozenset("read getopts mapfile readarray unset wait vared".split())
 _SINKS = frozenset("/dev/null /dev/stdout /dev/stderr /dev/tty /dev/fd/1 /dev/fd/2 /proc/self/fd/1 /proc/self/fd/2".split())
 _WRITING = frozenset([">", ">>", "&>", "&>>", ">|"])
@@ -61,6 +62,7 @@ class Part(NamedTuple):
         reason: why it is so, where no rule says it.
         literal: every word of it is known.
         open: a rule that allows it would settle it.
+        doubt: it may be what a rule restricts.
     """
 
     argv: tuple[str, ...]
@@ -70,6 +72,7 @@ class Part(NamedTuple):
     reason: str = ""
     literal: bool = True
     open: bool = True
+    doubt: bool = False
 
 
 class Evaluation(NamedTuple):
@@ -195,6 +198,7 @@ class Evaluator:
         self.index = policy.index
         self.parts: list[Part] = []
         self.floors: list[str] = []
+        self.doubts: list[str] = []  # the same, because of a rule
         self.verdicts: list[tuple[Decision, str]] = []  # of the heuristics, about a whole script
         self.found: dict[tuple[str, tuple[str, ...], str | None], Program] = {}
         self.tables: dict[tuple[str, ...], dict[str, tuple[str, ...]] | None] = {}
@@ -228,7 +232,8 @@ class Evaluator:
         if opened.reads_code:
             document = simple.document if simple is not None else None
             family = families(bare_name(name))
-            if document is not None and simple is not None and not simple.piped and any(f in SHELLS for f in family):
+            elsewhere = simple is not None and (simple.piped or any(r.operator in ("<", "<&") for r in simple.redirects))
+            if document is not None and not elsewhere and any(f in SHELLS for f in family):
                 opened.scripts.append((document, "bash" if "bash" in name else "sh"))
             else:
                 opened.code(len(words), f"{name} runs what it reads")
@@ -275,7 +280,7 @@ class Evaluator:
     def decide(self, words: Words, program: Program, opened: Opened | None, context: Context) -> None:
         names, candidates = self.index.known(program, self.index.aliases.of(program, context.caller))
         matched: list[CommandRule] = []
-        counted = False
+        counted = doubt = False
         reasons: list[str] = []
         spellings: list[tuple[Words, int, bool]] = [(words, 0, True)]
         last = -1
@@ -318,6 +323,7 @@ class Evaluator:
                 if best == YES:
                     matched.append(rule)
                 elif best == MAYBE:
+                    doubt = True
                     reasons.append(f"it may be what is {rule.decision} by {rule.brief}")
                 continue
             if not any(self.means(token, program, context) for token in rule.pattern[0]):
@@ -361,7 +367,7 @@ class Evaluator:
                 reason = reasons[0]
             decision = strictest(("prompt", self.policy.default))
         literal = all(type(word) is str for word in words)
-        self.parts.append(Part(words if literal else text_of(words), decision, tuple(matched), program.path, reason, literal, not reasons))
+        self.parts.append(Part(words if literal else text_of(words), decision, tuple(matched), program.path, reason, literal, not reasons, doubt))
 
     def heuristics(self, words: Words, program: Program, opened: Opened | None, context: Context) -> tuple[Decision, str] | None:
         if not self.policy.heuristic:
@@ -421,7 +427,7 @@ class Evaluator:
         names = set() if isinstance(name, Dynamic) else set(families(bare_name(name)))
         for rule in self.index.about(frozenset(names)):
             if rule.decision != "allow" and rule.match_arguments(words[1:]) != NO:
-                self.floor(f"it may run what is {rule.decision} by {rule.brief}")
+                self.doubts.append(f"it may run what is {rule.decision} by {rule.brief}")
 
     def write(self, target: Word) -> None:
         if not isinstance(target, Dynamic) and os.path.normpath(target) in _SINKS:
@@ -468,7 +474,7 @@ class Evaluator:
                     if influences(word):
                         self.floor(f"{word} is set")
             self.command(simple.words, here, simple)
-            if simple.words[0] in ("cd", "pushd", "popd", "exec", "eval", ".", "source"):
+            if simple.words[0] in _MOVING:
                 here = here._replace(cwd=self.directory(simple, here))
         if self.policy.heuristic:
             from ._heuristics import judge_script
@@ -484,8 +490,10 @@ class Evaluator:
 
     def directory(self, simple: Simple, context: Context) -> str | None:
         """The current directory behind a `cd`; None where it is not known."""
+        if simple.words[0] in ("command", "builtin", "exec", "trap", "time"):
+            return None if any("cd" in word or "pushd" in word or "popd" in word for word in simple.words) else context.cwd
         if simple.words[0] != "cd":
-            return context.cwd if simple.words[0] in ("exec",) else None
+            return None
         target = simple.words[1] if len(simple.words) == 2 else None
         if not simple.plain or target is None or isinstance(target, Dynamic) or target.startswith("-") or context.cwd is None:
             return None
@@ -505,8 +513,10 @@ class Evaluator:
     def evaluation(self, program: Program | None) -> Evaluation:
         if self.whole:
             # The rule has seen it all. What rules forbid, or ask for, they do all the same.
-            self.floors = []
+            self.floors = self.doubts
             self.parts = [self.parts[0], *[self.covered(part) for part in self.parts[1:]]]
+        else:
+            self.floors += self.doubts
         counting = [(part.decision, part) for part in self.parts if part.decision is not None]
         decisions: list[Decision] = [decision for decision, _ in counting]
         decisions += [decision for decision, _ in self.verdicts]
@@ -537,7 +547,7 @@ class Evaluator:
 
     def covered(self, part: Part) -> Part:
         """A part of what an exact rule allows: no longer asked for because nothing else is said of it."""
-        restricted = any(rule.decision != "allow" for rule in part.rules) or (part.decision == "forbidden" and part.rules)
+        restricted = part.doubt or any(rule.decision != "allow" for rule in part.rules)
         heuristic = self.policy.heuristic and part.decision == "forbidden"
         return part if restricted or heuristic or part.decision is None else part._replace(decision="allow", reason="")
 

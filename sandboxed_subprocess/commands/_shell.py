@@ -522,9 +522,11 @@ class _Reader:
             return self.here_document(node, words, redirects, command)
         self.gaps(node, node.children)
         operator = ""
+        descriptor = b""
         targets: list[Word] = []
         for child in node.children:
             if child.type == "file_descriptor":
+                descriptor = self.slice(child)
                 continue
             if not child.is_named:
                 operator = self.slice(child).decode("utf-8", "replace")
@@ -533,6 +535,8 @@ class _Reader:
             else:
                 self.problem(f"{self.show(child)} in a redirection is not understood")
         if node.type == "herestring_redirect":
+            if descriptor not in (b"", b"0"):
+                return None
             if operator != "<<<" or len(targets) != 1:
                 self.problem(f"{self.show(node)} is not understood")
                 return None
@@ -593,6 +597,8 @@ class _Reader:
         text = self.text[line_end + 1 : end.start_byte] if line_end >= 0 else b""
         if re.search(rb"^" + (rb"\t*" if dash else rb"") + re.escape(name) + rb"$", text, re.MULTILINE):
             self.problem("a here-document ends before its end")
+        if any(child.type == "file_descriptor" and self.slice(child) != b"0" for child in node.children):
+            return None  # not its standard input
         if quoted:
             return text.decode("utf-8", "surrogateescape")
         dynamic = self.inside(body, text, line_end + 1) if body is not None else False

@@ -319,3 +319,25 @@ def test_the_interpreter_of_the_caller_is_trusted_in_a_root(tmp_path):
     env = {"PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"}
     expected = "allow" if shutil.which(name) == sys.executable else "prompt"
     assert decision(policy, [name, "-m", "pytest"], env=env, writable_roots=["/"]) == expected
+
+
+@pytest.mark.parametrize("script", ["bash <<E <f\nls\nE", "bash 3<<E\nls\nE", "bash 3<<< ls", "cat <<E | bash\nls\nE", "ls | bash <<< ls"])
+def test_a_text_counts_as_the_script_of_a_shell_only_where_it_is_what_the_shell_reads(script):
+    """The last redirection is its standard input: a harmless text in front of it said nothing of what ran."""
+    policy = ExecPolicy([prefix_rule([name]) for name in ("ls", "cat", "bash")])
+    assert decision(policy, ["bash", "-c", script]) == "prompt"
+    assert decision(policy, ["bash", "-c", "bash <<E\nls\nE"]) == decision(policy, ["bash", "-c", "bash <<< ls"]) == "allow"
+
+
+@pytest.mark.parametrize("script", ["command cd /tmp && ./x", "trap 'cd /' DEBUG; ./x", "builtin cd d; ./x", "(cd d); ./x", "cd $X; ./x", "pushd d; ./x"])
+def test_a_program_by_a_relative_path_is_known_only_where_the_directory_is(script):
+    """Looked for where the script begins, it is another file."""
+    assert decision(ExecPolicy(default="allow"), ["bash", "-c", script]) == "prompt"
+    assert decision(ExecPolicy(default="allow"), ["bash", "-c", "cd d && ./x"]) == "allow"
+
+
+def test_an_exact_rule_does_not_cover_what_may_be_forbidden():
+    """Its author has seen the words; what a word becomes nobody has."""
+    rules = [exact_rule(["sh", "-c", script]) for script in ("git $X", "ls $X; $Y", "docker run x git push")]
+    policy = ExecPolicy([*rules, prefix_rule(["git", "push"], "forbidden")])
+    assert [policy.check(["sh", "-c", rule.pattern[2][0]]).decision for rule in rules] == ["prompt", "allow", "prompt"]
