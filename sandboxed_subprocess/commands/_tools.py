@@ -191,9 +191,13 @@ def _make(words: Words) -> Opened:
     return out
 
 
+# They set variables, and run what follows.
+_ENVIRONMENTS = frozenset("envchain doppler chamber dotenv op env-cmd dotenvx teller sops cross-env cross-env-shell hyperfine concurrently".split())
+
+
 @handles("npm", "pnpm", "yarn", "npx", "bunx", "pipx", "uvx", "uv", "poetry", "pipenv", "bundle", "hatch", "pdm", "rye", "conda", "mise",
       "rbenv", "pyenv", "asdf", "nox", "tox", "mamba", "micromamba", "dotenv", "doppler", "op", "aws-vault", "envchain", "chamber",
-      "gh", "heroku", "fly", "nvm", "corepack", "turbo", "lerna", "nx", "bazel", "cargo")  # fmt: skip
+      "env-cmd", "dotenvx", "teller", "sops", "cross-env", "cross-env-shell", "hyperfine", "concurrently", "gh", "heroku", "fly", "nvm", "corepack", "turbo", "lerna", "nx", "bazel", "cargo")  # fmt: skip
 def packages(words: Words) -> Opened:
     out = Opened()
     name = str(words[0]).rsplit("/", 1)[-1]
@@ -225,13 +229,16 @@ def packages(words: Words) -> Opened:
         out.spellings.append(((words[0], *words[i:]), False))
     verb = words[i] if i < len(words) else ""
     if (verb in ("run", "exec", "x", "dlx", "with") and name not in ("cargo", "gh", "fly", "heroku", "nx", "turbo", "lerna", "op", "bazel")) or (
-        name in ("envchain", "doppler", "chamber", "dotenv", "op") and len(words) > i):  # fmt: skip
+        name in _ENVIRONMENTS and len(words) > i):  # fmt: skip
         # What is run may be behind any of the options.
-        for j in range(i + 1, len(words)):
+        for j in range(i + (name not in _ENVIRONMENTS), len(words)):
             if not words[j].startswith("-") and (name not in ("npm", "pnpm", "yarn") or verb in ("exec", "x", "dlx")):
                 out.maybe.append(words[j:])
         if verb in ("dlx", "exec", "x") or name == "pipx":
             out.named(i + 1, "a package that is run")
+    if name in ("hyperfine", "concurrently", "cross-env-shell", "sops"):
+        # Each of their words may be a script.
+        out.scripts += [(word, "sh") for word in words[1:] if " " in word and not word.startswith("-") and not isinstance(word, Dynamic)]
     if any(word.startswith(("--script-shell", "--node-options", "--config=", "--onload-script")) for word in words[1:]):
         out.code(len(words), f"an option of {name} that has code run")
     if name == "cargo":

@@ -69,7 +69,7 @@ def shell_program(words: Words) -> Opened:
     return out
 
 
-@handles("csh", "tcsh", "fish", "xonsh", "nu", "elvish", "es", "rc", "yash", "scsh", "expect")
+@handles("csh", "tcsh", "fish", "xonsh", "nu", "elvish", "es", "rc", "yash", "scsh", "expect", "osh", "ysh", "oil", "posh", "lksh", "oksh", "heirloom-sh")
 def _other_shell(words: Words) -> Opened:
     return code_from(words, "c", "e", named=True)
 
@@ -171,8 +171,7 @@ HANDLERS.update({
     "command": _wrapper("pvV", nothing="v V"),
     "exec": lambda words: _exec(words),
     "noglob": _wrapper(), "nocorrect": _wrapper(), "-": _wrapper(),
-    "setarch": _wrapper("vRFILSTXZB3", "", "uname-2.6 addr-no-randomize 32bit fdpic-funcptrs mmap-page-zero addr-compat-layout"
-                        " read-implies-exec short-inode whole-seconds sticky-timeouts 3gb 4gb verbose", skip=1),
+    "setarch": lambda words: _setarch(words),
     "linux32": _wrapper("vRFILSTXZB3"), "linux64": _wrapper("vRFILSTXZB3"), "i386": _wrapper("vR"), "x86_64": _wrapper("vR"),
     "catchsegv": _wrapper(), "chronic": _wrapper("ev"), "eatmydata": _wrapper(), "unbuffer": _wrapper("p"),
     "strace": _wrapper("cCdfFhiknqrtTvVwxyYzZD", "abeEIoOpPsSuUX", "follow-forks", "output trace", writes="o output"),
@@ -183,6 +182,16 @@ HANDLERS.update({
     "prlimit": _wrapper("v", "cdefilmnpqrstuvxy"), "softlimit": _wrapper("", "adfmlorstc"),
     "perl-wrapper": _wrapper(),
 })  # fmt: skip
+
+
+_SETARCH = _wrapper("vRFILSTXZB3", "", "uname-2.6 addr-no-randomize 32bit fdpic-funcptrs mmap-page-zero addr-compat-layout"
+                    " read-implies-exec short-inode whole-seconds sticky-timeouts 3gb 4gb verbose show")  # fmt: skip
+
+
+def _setarch(words: Words) -> Opened | None:
+    """`setarch [arch] [options] program`."""
+    named = len(words) > 1 and not words[1].startswith("-")
+    return _SETARCH((words[0], *words[2:]) if named else words)
 
 
 _EXEC = _wrapper("cl", "a")
@@ -237,6 +246,9 @@ def _env(words: Words) -> Opened:
 
 
 HANDLERS.update({
+    "heaptrack": _wrapper("o", "p"), "envdir": _wrapper(skip=1), "arch": _wrapper("", "d", "arm64 x86_64 i386"),
+    "s6-setuidgid": _wrapper(skip=1), "setuidgid": _wrapper(skip=1), "envuidgid": _wrapper(skip=1), "s6-envdir": _wrapper(skip=1),
+    "chpst": _wrapper("vPV012", "uUbe/nlLmdorpftc"), "s6-softlimit": _wrapper("", "adfmlorstch"), "rr": _wrapper(skip=1),
     "ssh-agent": _wrapper("csDdk", "aEPtO"), "faketime": _wrapper("mp", "f", skip=1), "fakechroot": _wrapper("sh"),
     "cpulimit": _wrapper("zvibf", "lpePc", "lazy verbose include-children background foreground", "limit pid exe path cpu"),
     "nocache": _wrapper(), "annotate-output": _wrapper(), "logsave": _wrapper("asv", skip=1), "run-one": _wrapper(),
