@@ -166,6 +166,10 @@ class TrustStore:
             os.unlink(temporary)
             raise
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """To another process goes the file; what holds for the session is this process's."""
+        return type(self), (self.path,)
+
     def __repr__(self) -> str:
         where = "" if self.path is None else f" in {self.path}"
         return f"<TrustStore of {len(self._commands)} commands and {len(self._rules)} rules{where}>"

@@ -181,6 +181,8 @@ def test_a_policy_is_data():
         ExecPolicy(default="yes")
     whole = sp.Policy.workspace_write("/srv", commands=ExecPolicy([prefix_rule(["ls"])]))
     assert pickle.loads(pickle.dumps(whole)) == whole and hash(whole)
+    stored = pickle.loads(pickle.dumps(whole.replace(trust=sp.TrustStore("/srv/approved.json"))))
+    assert stored == whole and stored.trust.path == "/srv/approved.json"
     with pytest.raises(sp.PolicyError, match="not an ExecPolicy"):
         sp.Policy.workspace_write("/srv", commands=[prefix_rule(["ls"])])
 
