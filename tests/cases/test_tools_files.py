@@ -200,9 +200,9 @@ def test_runs_at_the_same_time_do_not_share_temporary_files(sh, run, ws, policy,
     assert output == "mine\n"
 
 
-def test_a_read_only_policy_names_no_temporary_directory_that_cannot_be_used(sh, tier):
+def test_a_read_only_policy_names_no_temporary_directory_that_cannot_be_used(sh, ws, tier):
     """tmp="none": better no TMPDIR than one that fails at the first use."""
-    script = 'echo "[$TMPDIR$TEMP$TMP]"; touch /tmp/x'
+    script = f'echo "[$TMPDIR$TEMP$TMP]"; touch /tmp/x-{ws.parent.name}'
     result = sh(script, policy=sp.Policy.read_only(backend=tier), env=environment(TMPDIR="/tmp"))
     assert result.stdout == "[]\n" and REFUSED in result.stderr
 
