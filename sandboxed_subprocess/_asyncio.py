@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import contextvars
 import errno
 import math
 import os
 import signal
 import sys
+import threading
 import time
 from asyncio.subprocess import Process as _StdlibProcess
 from asyncio.subprocess import SubprocessStreamProtocol
@@ -381,9 +383,37 @@ async def _spawn(
     raise cancelled
 
 
+async def _in_thread(function: Callable[[_T], Any], argument: _T) -> Any:
+    """Calls a function that may wait for a person, in a thread that nobody waits for: one of the loop's own pool would keep
+    `asyncio.run()`, and the interpreter, from ending after Ctrl-C."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[Any] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def told(result: Any, error: BaseException | None) -> None:
+        if answer.done():
+            return  # cancelled: nobody wants to know
+        if error is None:
+            answer.set_result(result)
+        else:
+            answer.set_exception(error)
+
+    def work() -> None:
+        result, failure = None, None
+        try:
+            result = context.run(function, argument)
+        except BaseException as error:
+            failure = RuntimeError("StopIteration") if isinstance(error, StopIteration) else error
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(told, result, failure)
+
+    threading.Thread(target=work, daemon=True, name="sandboxed_subprocess approver").start()
+    return await answer
+
+
 async def _permitted(args: Any, options: dict[str, Any], policy: Policy | str | None, limit: int) -> Process:
     chosen = resolve_policy(policy)
-    permit = await permitted_async(args, options, chosen, asyncio.to_thread)
+    permit = await permitted_async(args, options, chosen, _in_thread)
     return await _spawn(args, options, chosen, limit, _Protocol, permit)
 
 
@@ -507,7 +537,7 @@ class AsyncioSource(Source):
     async def open(
         cls, args: Any, options: dict[str, Any], policy: Policy, data: memoryview, timeout: float | None
     ) -> AsyncioSource:
-        permit = await permitted_async(args, options, policy, asyncio.to_thread)
+        permit = await permitted_async(args, options, policy, _in_thread)
         # Who is asked may think it over: the time is the command's.
         until = math.inf if timeout is None else asyncio.get_running_loop().time() + timeout
         return cls(await _spawn(args, options, policy, LIMIT, _Taken, permit), data, until)

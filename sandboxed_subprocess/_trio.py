@@ -44,7 +44,7 @@ class TrioSource(Source):
     ) -> TrioSource:
         launch: Launch | None = None
         await trio.lowlevel.checkpoint_if_cancelled()
-        permit = await permitted_async(args, options, policy, trio.to_thread.run_sync)
+        permit = await permitted_async(args, options, policy, _in_thread)
         if permit is not None:
             args, options, policy = permit.args, permit.options, permit.policy
         end = math.inf if timeout is None else trio.current_time() + timeout
@@ -163,6 +163,11 @@ class TrioSource(Source):
                 self._launch.send_signal(number)
             else:
                 self._process.send_signal(number)
+
+
+async def _in_thread(function: Callable[[Any], Any], argument: Any) -> Any:
+    """Calls a function that may wait for a person. Who is cancelled does not wait for it."""
+    return await trio.to_thread.run_sync(function, argument, abandon_on_cancel=True)
 
 
 async def _plain(args: Any, options: dict[str, Any]) -> trio.Process:

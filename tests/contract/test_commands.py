@@ -413,6 +413,47 @@ def test_a_call_that_is_cancelled_at_the_question_runs_nothing(ruled, ws):
     assert list(ws.iterdir()) == []
 
 
+@pytest.mark.parametrize("on", ["asyncio", "trio"])
+def test_who_is_cancelled_does_not_wait_for_a_person(ruled, ws, on):
+    """An ordinary function cannot be stopped: waited for, it would keep a cancelled call, and then the whole loop, from ending."""
+    needs_package("trio")
+    import trio
+
+    gate, asked = threading.Event(), threading.Event()
+
+    def approver(request):
+        asked.set()
+        gate.wait(60)
+        return "once"
+
+    policy = ruled.replace(approver=approver)
+
+    async def on_asyncio():
+        task = asyncio.create_task(aio.run(["touch", "made"], policy=policy, cwd=ws))
+        while not asked.is_set():
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    async def on_trio():
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lambda: aio.run(["touch", "made"], policy=policy, cwd=ws))
+            while not asked.is_set():
+                await trio.sleep(0.001)
+            nursery.cancel_scope.cancel()
+
+    try:
+        asyncio.run(on_asyncio()) if on == "asyncio" else trio.run(on_trio)
+        assert not gate.is_set() and list(ws.iterdir()) == []
+    finally:
+        gate.set()
+        for thread in threading.enumerate():
+            if "approver" in thread.name:
+                thread.join()
+    assert list(ws.iterdir()) == []
+
+
 def test_the_time_of_the_question_is_not_the_commands(ruled, ws):
     """A person who thinks for a minute should not find a command that has timed out."""
 
