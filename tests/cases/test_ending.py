@@ -279,7 +279,9 @@ def test_control_c_reaches_the_commands_own_handler_once(ws, tier, terminal):
 def test_control_z_stops_the_command_and_fg_continues_it(ws, tier, terminal):
     """Under a shell with job control: the job is stopped as a whole, and goes on as a whole."""
     script = ws / "caller.py"
-    inner = "import time\nn = 0\nwhile True:\n    n += 1; open('count', 'w').write(str(n)); time.sleep(0.01)"
+    # Put in place whole: stopped between open() and write(), it would leave an empty file for ever.
+    write = "open('new', 'w').write(str(n)); os.replace('new', 'count')"
+    inner = f"import os, time\nn = 0\nwhile True:\n    n += 1; {write}; time.sleep(0.01)"
     script.write_text(caller(ws, f"sp.run([sys.executable, '-c', {inner!r}], **options)"))
     shell = terminal("/bin/bash", "--norc", "--noprofile", "-i")
     shell.type(f"PS1='ready> '; {PY} {script}\n".encode())
