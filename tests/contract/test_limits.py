@@ -329,7 +329,8 @@ def test_what_ends_is_counted_once(run, policy, waits):
         "        os.wait()\n"
     )
     usage = run([PY, "-c", code, *["short"] * waits], policy=policy.with_limits(cpu_seconds=60)).sandbox.usage
-    assert (1.9 if waits else 0.9) <= usage.user_seconds + usage.system_seconds < 2.6
+    # Without a wait, how much of it is seen depends on when was looked; without being carried over it would be next to nothing.
+    assert (1.9 if waits else 0.4) <= usage.user_seconds + usage.system_seconds < 2.6
 
 
 REFERENCE = {
