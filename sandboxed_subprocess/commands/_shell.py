@@ -103,6 +103,7 @@ _BRACED = re.compile(
     re.DOTALL,
 )
 _ARITHMETIC = re.compile(rb"\$\(\((?:[0-9+*/%() \t<>=!&|^~-]|\b0[xX][0-9a-fA-F]+\b)*\)\)")
+_DASHED = re.compile(rb"[0-9]*[<>]&(?:[ \t]|\\\n(?=[ \t]))*-[^ \t\n;|&<>()]")
 _DELIMITER = re.compile(rb"-?[ \t]*(?:\\?([A-Za-z_][\w.-]*)|'([^'\n$`\\]+)'|\"([^\"\n$`\\]+)\")")
 # tests of `[[` that read their operands as arithmetic, or as the names of variables, and so run what stands in them
 _EVALUATING = frozenset("-eq -ne -lt -le -gt -ge -v -R".split())
@@ -524,6 +525,9 @@ class _Reader:
         operator = ""
         descriptor = b""
         targets: list[Word] = []
+        if _DASHED.match(self.text, node.start_byte):
+            # bash takes the dash alone and the rest for an argument, even behind a gap; zsh a file's name; dash nothing.
+            self.problem(f"what {self.show(node)} closes differs between shells")
         for child in node.children:
             if child.type == "file_descriptor":
                 descriptor = self.slice(child)

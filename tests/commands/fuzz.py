@@ -1,10 +1,11 @@
 """Coverage-guided fuzzing of the command rules, for a bounded time.
 
     python tests/commands/fuzz.py [SECONDS] [SEED]
+    python tests/commands/fuzz.py --same
 
 A third of the time each: scripts (no error, no blow-up with the size), rules files (a policy or a `RulesError`), and scripts that are
-allowed, in a real shell with stubs for programs: what runs has to be among what was found. Needs `atheris`; ends with 1 at the first
-finding, which it prints.
+allowed, in a real shell with stubs for programs: what runs has to be among what was found. `--same` tries a fixed number of inputs from a fixed seed: a run that finds nothing finds
+nothing again, so that what fails is a change. Needs `atheris`; ends with 1 at the first finding, which it prints.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class Run:
         assert not said, said
 
 
-def child(target: str, seconds: float, seed: int) -> None:
+def child(target: str, bound: str, seed: int) -> None:
     """One target, in a process of its own: libFuzzer ends the process it runs in."""
     if target == "run":
         run = Run()
@@ -102,7 +103,7 @@ def child(target: str, seconds: float, seed: int) -> None:
 
     else:
         one = {"scripts": scripts, "rules": rules}[target]
-    atheris.Setup([sys.argv[0], f"-max_total_time={int(seconds)}", f"-seed={seed}", "-max_len=96", "-timeout=30", "-verbosity=0", "-print_final_stats=1",
+    atheris.Setup([sys.argv[0], bound, f"-seed={seed}", "-max_len=96", "-timeout=30", "-verbosity=0", "-print_final_stats=1",
                    "-rss_limit_mb=4096", f"-artifact_prefix={tempfile.gettempdir()}/"], one)  # fmt: skip
     atheris.Fuzz()
 
@@ -110,13 +111,16 @@ def child(target: str, seconds: float, seed: int) -> None:
 def main() -> int:
     import subprocess
 
-    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 60.0
+    same = sys.argv[1:] == ["--same"]
+    seconds = float(sys.argv[1]) if len(sys.argv) > 1 and not same else 60.0
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else 1
     base = "/srv" if os.geteuid() == 0 else os.path.expanduser("~")
     before = set(pathlib.Path(base).glob("ss-test-*"))
     status = 0
-    for target in ("scripts", "rules", "run"):
-        ended = subprocess.run([sys.executable, __file__, "--child", target, str(seconds / 3), str(seed)], capture_output=True, text=True, errors="replace")
+    for target, runs in (("scripts", 1500), ("rules", 60_000), ("run", 8000)):
+        bound = f"-runs={runs}" if same else f"-max_total_time={int(seconds / 3)}"
+        ended = subprocess.run([sys.executable, __file__, "--child", target, bound, str(seed)], capture_output=True, text=True, errors="replace",
+                               env={**os.environ, "PYTHONHASHSEED": "0"})  # fmt: skip
         units = [line.split()[-1] for line in ended.stderr.splitlines() if "number_of_executed_units" in line]
         print(f"{target}: {units[0] if units else '?'} inputs, {'nothing found' if ended.returncode == 0 else 'FOUND'}", flush=True)
         if ended.returncode or not units or int(units[0]) < 20:
@@ -129,5 +133,5 @@ def main() -> int:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
-        child(sys.argv[2], float(sys.argv[3]), int(sys.argv[4]))
+        child(sys.argv[2], sys.argv[3], int(sys.argv[4]))
     sys.exit(main())
