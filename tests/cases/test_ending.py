@@ -167,18 +167,19 @@ def test_a_server_in_the_background_ends_with_its_command_and_is_named(run, ws):
 
 
 def test_orphans_are_reaped_inside(run):
-    """They become children of process 1, which has to take their status.
+    """They become children of process 1, which has to take their status, and soon.
 
     Where the host's processes are in sight, its zombies were counted too, and each test that ran beside this one has some.
     """
     script = """
 for i in $(seq 50); do (sleep 0 &); done
-for i in $(seq 400); do
-	left=$(cat /proc/[0-9]*/stat 2>/dev/null | grep -c "(sleep) . $PPID ")
-	[ "$left" = 0 ] && break
+while cat /proc/[0-9]*/stat 2>/dev/null | grep -q "(sleep) [^Z] $PPID "; do sleep .01; done
+for i in 1 2 3 4 5 6; do
+	zombies=$(cat /proc/[0-9]*/stat 2>/dev/null | grep -c ") Z \\($PPID\\|$$\\) ")
+	[ "$zombies" = 0 ] && break
 	sleep .05
 done
-echo "$left"
+echo "$zombies"
 """
     assert run(script, shell=True).stdout.strip() == "0"
 
