@@ -322,16 +322,24 @@ class Launch:
         if self._finished or os.getpid() != self.owner:
             return
         self._finished = True
-        watcher = self._watcher
-        if watcher is not None and watcher is not threading.current_thread():
-            watcher.join(1)  # what it has taken from the socket, it must have put into the report
-        self.record_end(time.monotonic() - self._started)
-        self.close_parent_side()
+        # An impatient Ctrl-C may end any of these, and must not spare what was planted from being found.
+        try:
+            watcher = self._watcher
+            if watcher is not None and watcher is not threading.current_thread():
+                watcher.join(1)  # what it has taken from the socket, it must have put into the report
+            self.record_end(time.monotonic() - self._started)
+        finally:
+            try:
+                self.close_parent_side()
+            finally:
+                self._sweep()
+                self._write_audit()
+
+    def _sweep(self) -> None:
         if self._quarantine is not None:
             moved, violations = self._quarantine.sweep()
             self.report.quarantined += moved
             self.report.violations += violations
-        self._write_audit()
 
     def _write_audit(self) -> None:
         audit, self.audit = self.audit, None

@@ -91,13 +91,19 @@ class ChannelLaunch(Launch):
         if self._channel is not None:
             self._channel.close()
             self._channel = None
-        if self._lease is not None:
-            self._lease.end(-1)
-            self._lease = None
-        for fd in (self._init_fd, self._command_fd, self._made):
+        self._end_lease(-1)
+        # Disowned first: an interrupt in between then costs a descriptor, and not somebody else's that got its number.
+        ours = self._init_fd, self._command_fd, self._made
+        self._init_fd = self._command_fd = self._made = -1
+        for fd in ours:
             if fd >= 0:
                 os.close(fd)
-        self._init_fd = self._command_fd = self._made = -1
+
+    def _end_lease(self, again: int) -> None:
+        """Once, whatever interrupts it: ended twice it would be free for two runs at a time."""
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            lease.end(again)
 
     def word(self) -> int:
         assert self._channel is not None
@@ -116,12 +122,13 @@ class ChannelLaunch(Launch):
         self._take_first(channel)
 
     def _take_first(self, channel: socket.socket) -> None:
+        ancillary: list[tuple[int, int, bytes]] = []
         try:
-            data, ancillary, _, _ = channel.recvmsg(8192, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
-        except ConnectionResetError:
-            data, ancillary = b"", []  # it has not even read the plan
-        fds, pid = _ancillary(ancillary)
-        try:
+            try:
+                data, ancillary, _, _ = channel.recvmsg(8192, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
+            except ConnectionResetError:
+                data = b""  # it has not even read the plan
+            fds, pid = _ancillary(ancillary)
             if len(data) < 8:
                 raise SandboxSetupError("launcher", detail="it died without a word; out of memory, or killed")
             kind, number = struct.unpack_from("=Ii", data)
@@ -134,17 +141,17 @@ class ChannelLaunch(Launch):
                 if len(fds) == 3:
                     # Made for this run: none had been left, or what had been was not to be used.
                     self._made = fds[2]
-                fds = []
                 if self._subreaper and self._lease is not None:
                     # A ruleset, which nobody changes any more: it is free for the next run already.
-                    self._lease.end(self._made if self._made >= 0 else self._lease.fd)
-                    self._lease = None
+                    self._end_lease(self._made if self._made >= 0 else self._lease.fd)
                 self.report.pid = pid
                 self.ran = True
                 return
         finally:
-            for fd in fds:
-                os.close(fd)
+            # Ctrl-C may come between any two lines, while the command runs already.
+            for fd in _ancillary(ancillary)[0]:
+                if fd not in (self._init_fd, self._command_fd, self._made):
+                    os.close(fd)
         if kind == EXEC_FAILED:
             raise ExecFailed(number)
         if kind == ENDED:  # said by the monitor, of an init that the kernel has ended
@@ -201,8 +208,7 @@ class ChannelLaunch(Launch):
         limits = self.plan.policy.limits
         _, status, user, system, rss, memory, written, value, processes, threads, limit, left_behind, flags, _, names = record
         if flags & _UNTOUCHED and self._lease is not None:
-            self._lease.end(self._made if self._made >= 0 else self._lease.fd)
-            self._lease = None
+            self._end_lease(self._made if self._made >= 0 else self._lease.fd)
         self.returncode = os.waitstatus_to_exitcode(status)
         rss *= 1024
         if any(value is not None for value in (limits.memory_bytes, limits.processes, limits.cpu_seconds, limits.written_bytes)):

@@ -242,6 +242,82 @@ def terminal():
         one.close()
 
 
+class Interrupt:
+    """Ctrl-C at the nth line of the named functions of a module; without the luck that a key needs."""
+
+    def __init__(self, line, module, *functions):
+        self.line, self.module, self.functions = line, module, functions
+        self.seen = 0
+
+    def __enter__(self):
+        sys.settrace(self.call)
+        return self
+
+    def __exit__(self, *_):
+        sys.settrace(None)
+
+    def call(self, frame, event, _):
+        code = frame.f_code
+        return self.each if code.co_name in self.functions and code.co_filename.endswith(self.module) else None
+
+    def each(self, frame, event, _):
+        if event == "line":
+            self.seen += 1
+            if self.seen == self.line:
+                raise KeyboardInterrupt
+        return self.each
+
+
+def descriptors():
+    return sorted(os.listdir("/proc/self/fd"))
+
+
+def test_control_c_while_a_command_begins(ws, policy, token):
+    """Taken in the middle of the first message, descriptors were closed that the launch still counted as its own: EBADF came in
+    the place of KeyboardInterrupt, or somebody else's descriptor of the same number was closed in the end."""
+    sp.run(["true"], policy=policy, cwd=ws)
+    before = descriptors()
+    script = f"sleep {token} & exec sleep {token}"
+    for line in range(1, 100):
+        with Interrupt(line, "_channel.py", "_take_first", "_end_lease") as interrupt:
+            try:
+                process = sp.Popen(["sh", "-c", script], policy=policy, cwd=ws)
+            except KeyboardInterrupt:
+                process = None
+        if process is not None:
+            break
+        assert descriptors() == before, line
+        wait_until(lambda: not processes_with(token))
+    assert process is not None and interrupt.seen < line and line > 10
+    with process:
+        process.kill()
+    assert descriptors() == before
+    assert sp.run(["echo", "x"], policy=policy, cwd=ws, capture_output=True).stdout == b"x\n"
+
+
+def test_control_c_while_an_end_is_taken_down(ws, policy):
+    """What a command has planted is made inert even then, and no descriptor is left."""
+    sp.run(["git", "init", "-q", ws], policy="danger-full-access", check=True)
+    sp.run(["true"], policy=policy, cwd=ws)
+    before = descriptors()
+    for line in range(1, 200):
+        process = sp.Popen(["sh", "-c", "echo > HEAD; mkdir -p objects"], policy=policy, cwd=ws)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        interrupted = False
+        with Interrupt(line, "_channel.py", "record_end", "_last_record", "take_events", "_take") as interrupt:
+            try:
+                process.wait()
+            except KeyboardInterrupt:
+                interrupted = True
+        process.wait()
+        assert not (ws / "HEAD").exists(), line
+        assert len(process.sandbox.quarantined) == 1, line
+        assert descriptors() == before, line
+        if not interrupted:
+            break
+    assert line > 20 and interrupt.seen < line
+
+
 def caller(ws, call):
     return (
         "import sys, sandboxed_subprocess as sp\n"
