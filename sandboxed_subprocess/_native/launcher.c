@@ -2700,6 +2700,11 @@ static void __attribute__((noreturn)) init_loop(void)
 			deadline = now_ms() + plan->grace_ms;
 			/* It may be the one that the kernel has ended, or it leaves no time to be told of another. */
 			crossed = crossed_in_group();
+			/* Whoever has ended, too, and waits for us only, is none of them. */
+			for (int i = 0; i < 64 && state & 4; i++)
+				state = reap(&status);
+			if (crossed == L_NONE && !(state & 2) && leaves_a_crowd())
+				crossed = L_PROCESSES;
 			if (crossed != L_NONE)
 				break;
 		}

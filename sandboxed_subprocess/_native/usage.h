@@ -727,6 +727,24 @@ static enum limit crossed_in_group(void)
 	return L_THREADS;
 }
 
+/* Whether the command, which has just ended, leaves more behind than may be. Behind our limit there is one of the kernel's
+ * (RLIMIT_NPROC), and a crowd that meets it may lose its first process before we have had a moment to look. */
+static int leaves_a_crowd(void)
+{
+	if (!limits[L_PROCESSES])
+		return 0;
+	if (plan->flags & F_NO_VIEW) {
+		find_tree();
+		used.processes = 0;
+		for (size_t i = 0; i < process_count; i++)
+			used.processes += is_ours(processes + i) != 0;
+	}
+	if (!is_crowded())
+		return 0;
+	raise_peaks();
+	return 1;
+}
+
 /* The last look has found nobody, not even the command, which is there until it is reaped: no descriptor is left, or no memory. */
 static int is_blind(void)
 {

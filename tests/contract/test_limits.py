@@ -232,6 +232,21 @@ def test_how_the_command_is_scheduled_is_what_it_would_be_without_a_limit(run, p
     assert run([PY, "-c", code], policy=policy.with_limits(processes=5)).stdout == outside
 
 
+def test_a_crowd_that_outlives_its_first_process_has_crossed_its_limit(run, policy, token):
+    """A fork bomb met the kernel's limit behind ours, by which its first process failed and ended, all of it between two looks: the
+    report said that it had ended by itself."""
+    code = "import os, sys, time\nfor _ in range(24):\n    if os.fork() == 0:\n        time.sleep(float(sys.argv[1]))\n        os._exit(0)\nos._exit(3)"
+    limited = policy.with_limits(processes=20)
+    for _ in range(5):
+        result = run([PY, "-c", code, token], policy=limited)
+        assert (result.sandbox.ended, result.sandbox.limit) == ("limit", "processes")
+        assert result.sandbox.limit_reached > 20
+    assert not processes_with(token)
+    few = "import os\nfor _ in range(15):\n    if os.fork() == 0:\n        os._exit(0)\nos._exit(3)"
+    result = run([PY, "-c", few], policy=limited)
+    assert (result.returncode, result.sandbox.limit) == (3, None)
+
+
 @pytest.mark.skipif("sync" not in os.environ.get("SANDBOX_TEST_WORLDS", "sync"), reason="one world will do")
 def test_limited_runs_side_by_side_do_not_mix(ws, policy, tier):
     """Twenty at once, each with a limit of its own: each ends of that, or not at all."""
