@@ -104,6 +104,9 @@ _BRACED = re.compile(
 )
 _ARITHMETIC = re.compile(rb"\$\(\((?:[0-9+*/%() \t<>=!&|^~-]|\b0[xX][0-9a-fA-F]+\b)*\)\)")
 _DASHED = re.compile(rb"[0-9]*[<>]&(?:[ \t]|\\\n(?=[ \t]))*-[^ \t\n;|&<>()]")
+# A number, or a name in braces, that touches a redirection is its descriptor, and no word.
+_DESCRIPTOR = re.compile(rb"(?:[0-9]|\\\n)+|\{[^{}]*\}")
+_REDIRECTS = re.compile(rb"(?:\\\n)*[<>]")
 _DELIMITER = re.compile(rb"-?[ \t]*(?:\\?([A-Za-z_][\w.-]*)|'([^'\n$`\\]+)'|\"([^\"\n$`\\]+)\")")
 # tests of `[[` that read their operands as arithmetic, or as the names of variables, and so run what stands in them
 _EVALUATING = frozenset("-eq -ne -lt -le -gt -ge -v -R".split())
@@ -443,6 +446,7 @@ class _Reader:
         document: str | None = None
         text = self.text
         begin = here = node.start_byte
+        raw_first = False
         for child in node.children:
             start, stop, kind = child.start_byte, child.end_byte, child.type
             touching = start == here and start > begin
@@ -453,6 +457,9 @@ class _Reader:
                 if touching:
                     self.problem(f"{self.show(child)} begins where another word ends")
                 raw = text[start:stop]
+                if raw[0] in b"0123456789\\{" and self.is_descriptor(child):
+                    raw_first = True
+                    continue
                 word = _plain.get(raw)
                 if word is None:
                     word = self.word(child)
@@ -473,7 +480,17 @@ class _Reader:
                 document = self.redirection(child, words, redirects, node) or document
             else:
                 self.problem(f"{self.show(child)} beside a redirection")
-        self.simple(words, assignments, redirects, document, node.start_byte, plain)
+        self.simple(words, assignments, redirects, document, node.start_byte, plain, raw_first)
+
+    def is_descriptor(self, node: Any) -> bool:
+        """The grammar has words where it does not know a number for one ("0" before a redirection), and shells differ about those
+        of several digits and about names in braces."""
+        raw = self.slice(node)
+        if not _DESCRIPTOR.fullmatch(raw) or not _REDIRECTS.match(self.text, node.end_byte):
+            return False
+        if raw not in (b"0", b"1", b"2", b"3", b"4", b"5", b"6", b"7", b"8", b"9") or self.text.startswith(b"(", node.end_byte + 1):
+            self.problem(f"whether {self.show(node)} is a descriptor differs between shells")
+        return True
 
     def simple(
         self, words: list[Word], assignments: list[tuple[str, Word]], redirects: list[Redirect], document: str | None,
@@ -519,6 +536,9 @@ class _Reader:
         Returns:
             The literal text that it feeds to the command.
         """
+        for child in node.children:
+            if child.type == "file_descriptor" and child.end_byte - child.start_byte > 1:
+                self.problem(f"whether {self.show(child)} is a descriptor differs between shells")
         if node.type == "heredoc_redirect":
             return self.here_document(node, words, redirects, command)
         self.gaps(node, node.children)
@@ -531,6 +551,8 @@ class _Reader:
         for child in node.children:
             if child.type == "file_descriptor":
                 descriptor = self.slice(child)
+                continue
+            if child.type in _WORDS and self.is_descriptor(child):
                 continue
             if not child.is_named:
                 operator = self.slice(child).decode("utf-8", "replace")
@@ -545,6 +567,11 @@ class _Reader:
                 self.problem(f"{self.show(node)} is not understood")
                 return None
             return None if isinstance(targets[0], Dynamic) else targets[0] + "\n"
+        if operator in ("&>", "&>>"):
+            before = self.text[node.start_byte - 1 : node.start_byte]
+            if not self.bash and not (self.zsh and before in (b"", b" ", b"\t", b"\n")):
+                # Where it is no operator, `&` ends a command, and what stands behind the file is another one.
+                self.problem(f"what {self.show(node)} redirects differs between shells")
         if operator in ("<&-", ">&-"):
             words.extend(targets)
             return None
@@ -585,7 +612,8 @@ class _Reader:
             if child.id == start.id:
                 continue
             if child.type in _WORDS:
-                words.append(self.word(child))
+                if not self.is_descriptor(child):
+                    words.append(self.word(child))
             elif child.type.endswith("_redirect"):
                 self.redirection(child, words, redirects)
             elif child.type == "pipeline":

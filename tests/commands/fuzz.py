@@ -32,7 +32,7 @@ PIECES = [
     "<<-E\n", "\nE\n", "<<<", "&&", "||", "|&", "&>", ">&", "2>&1", ">/dev/null", "if ", "then ", "else ", "fi", "for i in ", "do ", "done", "while ", "case ",
     " in ", "esac", ";;", "function ", "f()", "{ ", "; }", "[[ ", " ]]", "[ ", " ]", "! ", "time ", "coproc ", "eval ", "exec ", "trap ", "env ", "sh -c ",
     "bash -c ", "xargs ", "timeout 3 ", "nice ", "$'", "\\\n", "\\\n ", "A=1 ", "PATH=x ", "export ", "set -e", "cd ", "\"$X\"", "$X", "${X:-", "@P}", "\\'", "\r",
-    "\x0b", "\u00a0", "{a,b}", "~/", "#", "find . -exec ", "python3 -c ", "awk ", "sed ", "-n ", "--", "git -c a=b ",
+    "\x0b", "\u00a0", "{a,b}", "~/", "#", "find . -exec ", "python3 -c ", "awk ", "sed ", "-n ", "--", "git -c a=b ", "0<a ", "0>a ", "0<<<a ", "12>a ", "{v}<a ", "0&>a ", "&>>a ",
 ]  # fmt: skip
 OPEN = ExecPolicy([prefix_rule(["rm"], "forbidden"), prefix_rule(["sudo"], "forbidden")], default="allow")
 POLICIES = [OPEN, ExecPolicy([prefix_rule(["ls"]), prefix_rule(["git", "status"])]), ExecPolicy.heuristics() | OPEN]
