@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import bisect
 import functools
+import itertools
 import re
 import threading
 from typing import Any, NamedTuple
@@ -106,7 +107,12 @@ _ARITHMETIC = re.compile(rb"\$\(\((?:[0-9+*/%() \t<>=!&|^~-]|\b0[xX][0-9a-fA-F]+
 _DASHED = re.compile(rb"[0-9]*[<>]&(?:[ \t]|\\\n(?=[ \t]))*-[^ \t\n;|&<>()]")
 # A number, or a name in braces, that touches a redirection is its descriptor, and no word.
 _DESCRIPTOR = re.compile(rb"(?:[0-9]|\\\n)+|\{[^{}]*\}")
+_BEGINS_DESCRIPTOR = frozenset(bytes([byte]) for byte in b"0123456789{\\")
 _REDIRECTS = re.compile(rb"(?:\\\n)*[<>]")
+_VARIABLE = re.compile(rb"\$(?:\w+|[@*#?$!-])")
+# What zsh reads in a way of its own, wherever it stands: `&!` and `&|` end a command, `>!` writes over a file, `=ls` is its path, `0=` is
+# an assignment; and lines that go on.
+_ZSH = re.compile(rb"&[!|]|>&?!|(?:^|[\s;|&(){}<>])(?:[0-9]+\+?)?=|\\\n")
 _DELIMITER = re.compile(rb"-?[ \t]*(?:\\?([A-Za-z_][\w.-]*)|'([^'\n$`\\]+)'|\"([^\"\n$`\\]+)\")")
 # tests of `[[` that read their operands as arithmetic, or as the names of variables, and so run what stands in them
 _EVALUATING = frozenset("-eq -ne -lt -le -gt -ge -v -R".split())
@@ -213,6 +219,8 @@ class _Reader:
             self.problem("the script is not what bash's grammar knows")
         if not _GAP.fullmatch(self.text[: root.start_byte]) or not _GAP.fullmatch(self.text[root.end_byte :]):
             self.problem("something around the script is no part of it")
+        if self.zsh and _ZSH.search(self.text):
+            self.problem("there is something in it that zsh reads in its own way")
         self.push(root, 0, True)
         while self.todo:
             node, depth, plain = self.todo.pop()
@@ -241,6 +249,12 @@ class _Reader:
             here = max(here, child.end_byte)
         if node.end_byte > here:
             self.gap(here, node.end_byte, lines)
+
+    def touch(self, node: Any) -> None:
+        """Between its parts there is nothing, not even a line that goes on: behind `a=` that would be the end of the word."""
+        for one, other in itertools.pairwise(node.children):
+            if one.end_byte != other.start_byte:
+                self.problem(f"{self.show(node)} is not one word")
 
     def visit(self, node: Any, depth: int, plain: bool) -> None:
         kind = node.type
@@ -457,7 +471,7 @@ class _Reader:
                 if touching:
                     self.problem(f"{self.show(child)} begins where another word ends")
                 raw = text[start:stop]
-                if raw[0] in b"0123456789\\{" and self.is_descriptor(child):
+                if raw[:1] in _BEGINS_DESCRIPTOR and self.is_descriptor(child):
                     raw_first = True
                     continue
                 word = _plain.get(raw)
@@ -498,6 +512,8 @@ class _Reader:
     ) -> None:  # fmt: skip
         if raw_first and words and re.match(r"[A-Za-z_]\w*\+?=", words[0]):
             self.problem("an assignment behind a redirection")
+        if words and not self.bash and words[0].endswith(":") and words[0] != ":":
+            self.problem(f"{words[0]!r} is a label, and no command, to ksh")
         if words and words[0] in RESERVED:
             self.problem(f"{words[0]!r} where a command should be")
         if self.zsh and redirects and not words:
@@ -513,6 +529,7 @@ class _Reader:
                 self.problem(f"{self.show(name)} is not understood")
             text = text.partition("[")[0]
         self.gaps(node, node.children)
+        self.touch(node)
         if value is None:
             return text, ""
         if value.type == "array":
@@ -557,6 +574,8 @@ class _Reader:
             if not child.is_named:
                 operator = self.slice(child).decode("utf-8", "replace")
             elif child.type in _WORDS:
+                if targets and self.text[child.start_byte - 1 : child.start_byte] not in (b" ", b"\t", b"\n"):
+                    self.problem(f"{self.show(child)} begins where another word ends")
                 targets.append(self.word(child))
             else:
                 self.problem(f"{self.show(child)} in a redirection is not understood")
@@ -612,6 +631,8 @@ class _Reader:
             if child.id == start.id:
                 continue
             if child.type in _WORDS:
+                if self.text[child.start_byte - 1 : child.start_byte] not in (b" ", b"\t", b"\n"):
+                    self.problem(f"{self.show(child)} begins where another word ends")
                 if not self.is_descriptor(child):
                     words.append(self.word(child))
             elif child.type.endswith("_redirect"):
@@ -810,6 +831,8 @@ class _Reader:
                 self.problem(f"arithmetic with variables ({self.show(node)}) runs what they hold")
             return False
         if kind == "simple_expansion":
+            if not _VARIABLE.fullmatch(text):  # the grammar lets `$` and a name be apart, which are two words
+                self.problem(f"{self.show(node)} is not understood")
             return text in (b"$@", b"$*")
         form = _BRACED.fullmatch(text)
         if form is None:
