@@ -6,6 +6,7 @@ import concurrent.futures
 import os
 import pathlib
 import random
+import re
 import shutil
 import tempfile
 
@@ -78,7 +79,7 @@ def test_nothing_runs_that_was_not_seen(shell, seed):
     wrong, allowed = [], 0
     for _ in range(150):
         text = script(pick)
-        said = check_one(shell, text.replace("$'", "'") if shell.shell == "sh" else text)
+        said = check_one(shell, re.sub(r"\$+'", "'", text) if shell.shell == "sh" else text)
         allowed += said is not None
         if said:
             wrong.append(said)
@@ -91,7 +92,7 @@ def test_short_scripts_of_every_kind(shell, kind):
     """`0<f rm x`, `A=$ rm x`, `ls &>f rm x` under dash: the grammar saw another command than the shell, which ran `rm`. A part of
     them all; see short_scripts.py."""
     texts = short_scripts.redirections() if kind == "redirections" else short_scripts.short(7, 97)
-    said = [check_one(shell, text.replace("$'", "'") if shell.shell == "sh" else text) for text in texts]
+    said = [check_one(shell, re.sub(r"\$+'", "'", text) if shell.shell == "sh" else text) for text in texts]
     assert [one for one in said if one] == []
     assert sum(one is not None for one in said) >= 200
 
